@@ -1,7 +1,6 @@
 """The state that the readers of an inbox share, and its waits and limits."""
 
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,10 +18,11 @@ class InboxLimits(ServiceLimits):
         broker_wait: waits before a consumer connects again.
         hold_time: how long messages are held while the database is unavailable. RabbitMQ closes a channel that holds
             one for 30 minutes.
-        receive_time: how long a reader waits for messages before it looks whether it has to stop.
+        receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
         backlog_interval: minimum time between two counts of the backlog.
         proof_time: how long a connection must last before an outage is over.
         healthy_time: how long a connection must have lasted for the attempts before it not to count.
+        end_time: how long a drain may not know whether the source has ended before the consumer connects again.
     """
 
     broker_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=5.0, jitter=1.0))
@@ -31,6 +31,7 @@ class InboxLimits(ServiceLimits):
     backlog_interval: float = 1.0
     proof_time: float = 5.0
     healthy_time: float = 60.0
+    end_time: float = 15.0
 
 
 LIMITS = InboxLimits()
@@ -41,20 +42,20 @@ class InboxState(ServiceState):
     """The state that the readers of an inbox share. Thread-safe.
 
     Args:
-        idle_exit: stop when no consumer has received anything for that many seconds; None to go on.
+        max_messages: stop when this many messages were received; None for no limit. Each reader also stores what it
+            has received by then, because a broker may count each return of a message.
     """
 
     limits: InboxLimits
 
     def __init__(
-        self, using: str, aliases: Iterable[str], limits: InboxLimits, *, idle_exit: float | None = None
+        self, using: str, aliases: Iterable[str], limits: InboxLimits, *, max_messages: int | None = None
     ) -> None:
         self.using = using
         self.limits = limits
         self.outages = Outages()
         self.open_batches = 0
-        self._idle_exit = idle_exit
-        self._active_at = time.monotonic()
+        self._max_messages = max_messages
         self._tallies = {alias: InboxTally() for alias in aliases}
         self._paused: set[str] = set()
         self._lock = threading.Lock()
@@ -82,16 +83,11 @@ class InboxState(ServiceState):
         return self.outages.find(name_reader(alias)) or self.outages.find(name_consumer(alias))
 
     def is_done(self) -> bool:
-        return self.stopping or self._is_idle()
+        return self.stopping or self.left == 0
 
-    def _is_idle(self) -> bool:
-        if self._idle_exit is None or self.open_batches or self.outages.current:
-            return False
-        return time.monotonic() - self._active_at > self._idle_exit
-
-    def note_active(self) -> None:
-        """Note that a consumer was opened, or has received something."""
-        self._active_at = time.monotonic()
+    @property
+    def left(self) -> int | None:
+        return None if self._max_messages is None else max(self._max_messages - self.tally.received, 0)
 
     def begin(self) -> None:
         with self._lock:
@@ -99,7 +95,6 @@ class InboxState(ServiceState):
 
     def end(self, alias: str, tally: InboxTally) -> None:
         """End a batch; the tally counts its messages if they were stored and settled."""
-        self.note_active()
         with self._lock:
             self.open_batches -= 1
             self._tallies[alias] += tally

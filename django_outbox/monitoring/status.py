@@ -222,10 +222,15 @@ def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
 
 def _is_alive(report: Heartbeat, now: datetime.datetime, interval: float) -> bool:
     """Return whether a process was seen lately and has not ended. Drains are alive only if they end often enough."""
-    seconds = (now - report.seen_at).total_seconds()
+    seconds = _seconds_since_seen(report, now)
     if report.mode != "run":
         return seconds <= ALIVE_SECONDS_OF_DRAINS
     return seconds <= MISSED_REPORTS * interval and report.stopped_at is None
+
+
+def _seconds_since_seen(report: Heartbeat, now: datetime.datetime) -> float:
+    # If the clock went back, a report in the future is old, too: a process that lives reports again.
+    return abs((now - report.seen_at).total_seconds())
 
 
 def _read_counts(using: str, now: datetime.datetime) -> Counts:
@@ -250,7 +255,7 @@ def _describe(report: Heartbeat, now: datetime.datetime, interval: float) -> Rel
         **{name: getattr(report, name) for name in REPORTED},
         name=report.relay,
         publishers={alias: str(state.get("state", "")) for alias, state in report.publishers.items()},
-        seconds_since_seen=max((now - report.seen_at).total_seconds(), 0.0),
+        seconds_since_seen=_seconds_since_seen(report, now),
         alive=report.mode == "run" and _is_alive(report, now, interval),
         outages={
             alias: OutageFigure(

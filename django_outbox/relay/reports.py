@@ -13,6 +13,7 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.deployment import find_unknown_publishers
 from django_outbox.logs import logger
 from django_outbox.models import DeliveryCount
+from django_outbox.relay.clock import ClockGuard
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.service import announcements, heartbeats
 from django_outbox.service.announcements import Life
@@ -38,9 +39,11 @@ class RelayReporter(Reporter):
         super().__init__(state.using, mode, state.limits.report_pace)
         self._state = state
         self._workers = workers
+        self._clock = ClockGuard(state.using, state.settings)
         self._written: dict[str, Tally] = {}
 
     def write(self, *, last: bool) -> None:
+        self._clock.check()
         tallies = self._state.budget.read()
         total = sum(tallies.values(), Tally())
         figures = {

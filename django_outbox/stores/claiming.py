@@ -405,6 +405,7 @@ def own_by_time(store: ClaimQueries, publisher: str, timeline: Timeline, *, limi
     if timeline.may_read:
         timeline.advance(store.list_fresh(publisher, timeline.start(), limit=MAX_ROWS))
     if timeline.may_sweep(wanted):
+        timeline.begin(store.read_place())
         timeline.begin_piece()
         timeline.end_piece(store.sweep_heads(publisher, timeline.swept_to, limit=SWEEP_ROWS))
     candidates = timeline.candidates()

@@ -441,7 +441,7 @@ class MySQLStore(LockingStore):
         at, last = after
         params = [publisher, publisher, at, last, limit, publisher, publisher, at, limit]
         rows = sorted(self.fetch(LIST_FRESH, params), key=lambda row: row[1:])
-        return [Fresh(partition, place) for partition, *place in rows[:limit]]
+        return [Fresh(partition, tuple(place)) for partition, *place in rows[:limit]]
 
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {number for (number,) in self.fetch(_for_ids(FIND_DUE, partitions), [publisher, publisher])}

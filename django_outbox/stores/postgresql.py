@@ -454,7 +454,7 @@ class PostgreSQLStore(LockingStore):
 
     def list_fresh(self, publisher: str, after: tuple[datetime.datetime, int], *, limit: int) -> list[Fresh]:
         rows = self.fetch(LIST_FRESH, [publisher, *after, limit])
-        return [Fresh(partition, place) for partition, *place in rows]
+        return [Fresh(partition, tuple(place)) for partition, *place in rows]
 
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(FIND_DUE, [array(partitions), publisher])}

@@ -385,7 +385,7 @@ class SQLiteStore(Store):
 
     def list_fresh(self, publisher: str, after: tuple[str, int], *, limit: int) -> list[Fresh]:
         rows = self.fetch(LIST_FRESH, [publisher, *after, limit])
-        return [Fresh(partition, place) for partition, *place in rows]
+        return [Fresh(partition, tuple(place)) for partition, *place in rows]
 
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(FIND_DUE, [json.dumps(partitions), publisher])}

@@ -116,9 +116,13 @@ class Timeline:
     # Messages that have become due.
 
     def begin(self, place: Any) -> None:
-        """Begin at a place: what was due before is found by the first sweep."""
-        self.place = place
-        self._places.append((self.clock(), place))
+        """Begin at this moment's place: what was due before is found by sweeps. Do nothing if that was done before.
+
+        If the database's clock went back, begin again, because reads begin at a place that is not due.
+        """
+        if self.place is None or place < self.place:
+            self.place = place
+            self._places = deque([(self.clock(), place)])
 
     @property
     def may_read(self) -> bool:

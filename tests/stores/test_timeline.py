@@ -212,7 +212,7 @@ class TestTimeline:
         table.write(1, 1e9)
         worker.work()
         clock.now += 2 * OVERLAP
-        table.write(1, clock.now)
+        table.write(1, clock.now - 0.001)
         table.lookups.clear()
         line = worker.cursor.timeline
         assert line is not None
@@ -220,6 +220,22 @@ class TestTimeline:
         for _ in range(5):
             assert not worker.claim()
         assert table.lookups == [[1]]
+
+    def test_messages_are_found_without_a_sweep_although_the_databases_clock_went_back(self):
+        clock, database = Clock(), Clock()
+        table = Table(database)
+        worker = Worker(table, clock)
+        table.write(1, 1e9)
+        worker.work()
+        database.now -= 3600
+        clock.now += timeline.MAX_SWEEP_INTERVAL
+        worker.work()
+        line = worker.cursor.timeline
+        assert line is not None
+        line._sweeps.spend(1e9)
+        database.now += 1
+        table.write(2, database.now)
+        assert worker.claim() == 1
 
     def test_sweeps_take_a_hundredth_of_the_time(self):
         clock, pieces = Clock(), 0

@@ -1,0 +1,90 @@
+"""What a relay does when the database's clock has gone back: it moves the times that the clock left in the future."""
+
+import datetime
+import math
+from contextlib import AbstractContextManager
+
+from django.db import connections
+from django.db.models import F, Q
+
+from django_outbox.conf import OutboxSettings
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.logs import logger
+from django_outbox.models import HELD_BY_PAUSE, DeliveryCount, Heartbeat, KeyLock, OutboxMessage
+from django_outbox.stores import get_store
+from django_outbox.stores.clock import boot_time
+from django_outbox.text import counted
+
+TOLERANCE = datetime.timedelta(seconds=10)
+"""A clock that goes back by less costs a wait of that time. The nodes of a cluster may differ by as much."""
+
+
+class ClockGuard:
+    """Notices that the clock went back, because a report has a time in the future, and moves such times once.
+
+    A message without a delay, or that waits for another attempt, becomes due when it would have been. Others keep their
+    times: nothing shows whether a delay or a time was asked for, and no message may be early.
+
+    A living relay renews or ends its leases within `CLAIM_TIMEOUT`. The leases that are left after that time are of
+    relays that have died, so they are ended.
+    """
+
+    def __init__(self, using: str, settings: OutboxSettings) -> None:
+        self._using = using
+        self._claim_timeout = max(map(settings.claim_timeout_of, settings.publishers), default=settings.claim_timeout)
+        self._leases: dict[int, datetime.datetime | None] = {}
+        self._leases_end_at = math.inf
+
+    def check(self) -> None:
+        """Look for a report in the future; to be called before the own report is written."""
+        reports = Heartbeat.objects.using(self._using).order_by("-seen_at")
+        newest = reports.values_list("seen_at", DatabaseNow()).first()
+        if newest is not None and newest[0] - newest[1] > TOLERANCE:
+            self._move_times(newest[1], newest[0] - newest[1])
+        if boot_time() >= self._leases_end_at:
+            self._end_leases()
+
+    def _move_times(self, now: datetime.datetime, step: datetime.timedelta) -> None:
+        reports = Heartbeat.objects.using(self._using).filter(seen_at__gt=now)
+        counts = DeliveryCount.objects.using(self._using).filter(minute__gte=now.replace(second=0, microsecond=0))
+        leases = KeyLock.objects.using(self._using).filter(held_until__gt=now)
+        messages = (
+            OutboxMessage.objects.using(self._using)
+            .filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE)
+            .filter(
+                Q(occurred_at__gt=now, available_at=F("occurred_at"))
+                | Q(last_error_at__gt=now, available_at__gt=F("last_error_at"))
+            )
+            .exclude(available_at__in=leases.values("held_until"))
+        )
+        with self._transaction():
+            if not reports.update(seen_at=F("seen_at") - step):
+                # Another relay was faster.
+                return
+            counts.delete()
+            moved = messages.update(available_at=F("available_at") - step)
+            ends = leases.filter(held_until__gt=now + datetime.timedelta(seconds=self._claim_timeout))
+            self._leases = dict(ends.values_list("number", "held_until"))
+        self._leases_end_at = boot_time() + self._claim_timeout
+        logger.warning(
+            "The clock of database %(database)r went back by %(seconds)s s. "
+            f"{counted(moved, 'waiting message')} will be delivered as if it had not. Delayed ones may be late.",
+            event="relay.clock_went_back",
+            database=self._using,
+            seconds=round(step.total_seconds()),
+            count=moved,
+        )
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        store = get_store(connections[self._using])
+        return store.transaction(self._claim_timeout, transactional=False)
+
+    def _end_leases(self) -> None:
+        leases = KeyLock.objects.using(self._using)
+        with self._transaction():
+            ended = [
+                end for number, end in self._leases.items() if leases.filter(number=number, held_until=end).delete()[0]
+            ]
+            messages = OutboxMessage.objects.using(self._using).filter(available_at__in=ended)
+            messages.update(available_at=DatabaseNow())
+        self._leases, self._leases_end_at = {}, math.inf
