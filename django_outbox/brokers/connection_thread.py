@@ -122,7 +122,6 @@ class Intake:
         self._changed = threading.Condition()
         self._error: str | None = None
         self._was_full = False
-        self._is_held = False
 
     def put(self, message: Incoming) -> bool:
         with self._changed:
@@ -136,11 +135,11 @@ class Intake:
         """Remove and return the next messages; wait for the first one at most `seconds`. Raises `Unavailable`."""
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not self._has_next and self._error is None and (left := deadline - time.monotonic()) > 0:
+            while not self._messages and self._error is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             if self._error is not None:
                 raise Unavailable(self._error)
-            if not self._has_next:
+            if not self._messages:
                 return []
             taken, size = take_batch(self._messages, max_messages, max_bytes, lambda message: len(message.body))
             self._size -= size
@@ -149,31 +148,6 @@ class Intake:
         if has_room:
             self._on_room()
         return taken
-
-    def hold(self) -> None:
-        with self._changed:
-            self._is_held = True
-
-    def release(self) -> None:
-        with self._changed:
-            self._is_held = False
-            self._changed.notify()
-
-    def clear(self) -> None:
-        with self._changed:
-            self._messages.clear()
-            self._size = 0
-            has_room, self._was_full = self._was_full, False
-        if has_room:
-            self._on_room()
-
-    @property
-    def _has_next(self) -> bool:
-        return bool(self._messages) and not self._is_held
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._messages
 
     @property
     def has_room(self) -> bool:

@@ -1,4 +1,7 @@
-"""The contract of a consumer: it hands over a broker's messages in batches, and settles them after they were stored."""
+"""The contract of a consumer: it hands over a broker's messages in batches, and settles them after they were stored.
+
+It has four verbs: `open`, `receive`, `settle` and `close`.
+"""
 
 import abc
 import datetime
@@ -85,8 +88,8 @@ class Consumer(abc.ABC):
             NServiceBus; without that header, the type is what it would be otherwise. Blank for none.
         remember: whether to record the IDs of stored messages apart from the messages, for
             `OUTBOX["INBOX_RETENTION"]`: then a message that is delivered again is recognized after its row was deleted.
-        max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
-            are delivered.
+        max_backlog: maximum number of due messages of the publisher; beyond it, the consumer is closed until half of
+            them are delivered.
         batch_size: maximum number of messages that are stored in one transaction, at most 10,000.
         batch_bytes: maximum bytes of their bodies; a larger message is stored alone.
     """
@@ -132,15 +135,11 @@ class Consumer(abc.ABC):
         """The source and its address, without a password: "queue 'billing' at localhost:5672"."""
 
     @abc.abstractmethod
-    def open(self, max_messages: int | None = None) -> None:
+    def open(self) -> None:
         """Connect. Messages that were received over an earlier connection are forgotten.
 
         `run_inbox --check` calls it next to a running inbox. So it creates nothing at the broker, joins no group and
         takes no messages; the first `receive` does.
-
-        Args:
-            max_messages: number of messages to settle before the consumer is closed; None for no limit. A broker that
-                counts deliveries should deliver no more.
 
         Raises:
             Unavailable: the broker cannot be reached, or refuses to let this consumer read.
@@ -165,32 +164,12 @@ class Consumer(abc.ABC):
         It waits only for dead letters that the consumer itself writes.
 
         Args:
-            batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
+            batch: all messages of the last call of `receive`.
             rejected: the tags of the messages that go to the broker's dead letters.
 
         Raises:
             Refused: the dead letters cannot be written. None of the messages is settled, and the consumer has to be
                 opened again.
-        """
-
-    @abc.abstractmethod
-    def pause(self) -> None:
-        """Let the broker deliver no further messages. Delivered ones can still be received, or are delivered again."""
-
-    @abc.abstractmethod
-    def resume(self) -> None:
-        """Let the broker deliver again."""
-
-    @abc.abstractmethod
-    def is_drained(self) -> bool:
-        """Return whether every message of the source is settled.
-
-        Messages that others have received may be left out, if the broker does not provide their number or if each
-        consumer has a part of the source to itself.
-
-        Raises:
-            Refused: the broker has refused dead letters since the last call.
-            Unavailable: the connection has ended.
         """
 
     @abc.abstractmethod
@@ -217,15 +196,6 @@ class ConsumerConnection(abc.ABC):
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None: ...
 
     @abc.abstractmethod
-    def pause(self) -> None: ...
-
-    @abc.abstractmethod
-    def resume(self) -> None: ...
-
-    @abc.abstractmethod
-    def is_drained(self) -> bool: ...
-
-    @abc.abstractmethod
     def close(self) -> None: ...
 
 
@@ -239,40 +209,27 @@ class ConnectedConsumer(Consumer, Generic[C]):
     _connection: C | None = field(init=False, default=None)
 
     @abc.abstractmethod
-    def _make_connection(self, max_messages: int | None) -> C:
+    def _make_connection(self) -> C:
         """Construct a connection."""
 
-    def open(self, max_messages: int | None = None) -> None:
+    def open(self) -> None:
         self.close()
-        self._connection = self._make_connection(max_messages)
+        self._connection = self._make_connection()
         self._connection.open()
 
     def receive(self, seconds: float) -> list[Incoming]:
-        return self._current.receive(self.batch_size, self.batch_bytes, seconds)
+        if self._connection is None:
+            raise Unavailable("the consumer is not connected")
+        return self._connection.receive(self.batch_size, self.batch_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         if self._connection is not None:
             self._connection.settle(batch, rejected)
 
-    def pause(self) -> None:
-        self._current.pause()
-
-    def resume(self) -> None:
-        self._current.resume()
-
-    def is_drained(self) -> bool:
-        return self._current.is_drained()
-
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    @property
-    def _current(self) -> C:
-        if self._connection is None:
-            raise Unavailable("the consumer is not connected")
-        return self._connection
 
 
 def take_batch(

@@ -3,8 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -37,8 +36,7 @@ class Inbox:
     Args:
         using: the database alias; by default the one that the router chooses for writing.
         consumers: the aliases of the consumers to run, each in its own thread; all of them by default.
-        max_messages: stop when this many messages were received; no limit by default. With several consumers, each one
-            also stores what it has received by then.
+        idle_exit: stop when no consumer has received anything for that many seconds; by default, read until `stop`.
         stop_timeout: seconds that the current batches may take after an exception in the calling thread (Ctrl-C).
         limits: waits and limits that are not settings; tests pass shorter ones.
 
@@ -51,7 +49,7 @@ class Inbox:
         *,
         using: str | None = None,
         consumers: Sequence[str] | None = None,
-        max_messages: int | None = None,
+        idle_exit: float | None = None,
         stop_timeout: float = 20.0,
         limits: InboxLimits = LIMITS,
     ) -> None:
@@ -59,7 +57,8 @@ class Inbox:
         self.consumers: list[Consumer] = make_consumers(consumers)
         self._stop_timeout = stop_timeout
         aliases = [consumer.alias for consumer in self.consumers]
-        self._state = InboxState(self.using, aliases, limits, max_messages=max_messages)
+        self._state = InboxState(self.using, aliases, limits, idle_exit=idle_exit)
+        self._is_endless = idle_exit is None
 
     @property
     def tally(self) -> InboxTally:
@@ -79,9 +78,10 @@ class Inbox:
         return self._state.paused
 
     def run(self) -> InboxTally:
-        """Read until `stop` is called or `max_messages` were received, and purge old records of `once` at intervals.
+        """Read until `stop` is called or the inbox is idle, and purge old records of `once` at intervals.
 
         Raises:
+            RelayUnavailable: with `idle_exit`, a broker or the database remained unavailable.
             TransactionForbidden: the caller has a transaction open.
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
@@ -94,47 +94,23 @@ class Inbox:
         )
         setup, counts = ", ".join(consumers), lambda: asdict(self.tally)
         life = Life("Inbox", setup, counts, busy="reading", idle="nothing received")
-        with announcing(life, self._state), self._reporting("run"), purging:
-            return self._in_threads(self._keep_reading)
-
-    def drain(self) -> InboxTally:
-        """Read until the sources are empty.
-
-        Raises:
-            RelayUnavailable: a broker or the database remained unavailable.
-            TransactionForbidden: the caller has a transaction open.
-            NotMigrated: the outbox's table, or a column of it, is missing.
-        """
-        refuse_transaction(connections[self.using], "Inbox.drain()")
-        with self._reporting("drain"):
-            return self._in_threads(lambda consumer: Reader(consumer, self._state).drain())
-
-    def read_once(self) -> InboxTally:
-        """Read one batch of each consumer.
-
-        Raises:
-            RelayUnavailable: a broker or the database was unavailable.
-            TransactionForbidden: the caller has a transaction open.
-        """
-        refuse_transaction(connections[self.using], "Inbox.read_once()")
-        with self._reporting("once"):
-            return self._in_threads(lambda consumer: Reader(consumer, self._state).read_once())
+        reporter = InboxReporter(self._state, self.consumers, "run" if self._is_endless else "drain")
+        works = [partial(self._read, consumer) for consumer in self.consumers]
+        with announcing(life, self._state), reporting(reporter, self._state.limits.report_patience), purging:
+            run_in_threads(works, "inbox", self._state, self._stop_timeout)
+        return self.tally
 
     def stop(self) -> None:
-        """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
+        """Let `run` finish the current batches and return. Safe to call in a signal handler."""
         self._state.stopping = True
 
-    def _reporting(self, mode: str) -> AbstractContextManager[None]:
-        return reporting(InboxReporter(self._state, self.consumers, mode), self._state.limits.report_patience)
-
-    def _keep_reading(self, consumer: Consumer) -> None:
-        state, subject = self._state, name_reader(consumer.alias)
-        restart_on_crash(lambda: Reader(consumer, state).read(), subject, state, state.limits.restart_wait)
-
-    def _in_threads(self, work: Callable[[Consumer], object]) -> InboxTally:
-        works = [partial(work, consumer) for consumer in self.consumers]
-        run_in_threads(works, "inbox", self._state, self._stop_timeout)
-        return self.tally
+    def _read(self, consumer: Consumer) -> None:
+        state = self._state
+        reader = partial(Reader, consumer, state)
+        if self._is_endless:
+            restart_on_crash(lambda: reader().read(), name_reader(consumer.alias), state, state.limits.restart_wait)
+        else:
+            reader().read_until_idle()
 
     def _purge_at_intervals(self, left: threading.Event) -> None:
         interval = self._state.limits.purge_interval

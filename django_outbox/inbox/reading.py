@@ -36,40 +36,31 @@ class Reader:
         self._is_backlog_too_large = False
         self._is_open = False
         self._opened_at = 0.0
-        self._is_idle = False
-        self._allowed: int | None = None
-        self._end_at: int | None = None
-        self._is_paused = False
         self._broker_outages = 0
         self._failed_attempts = 0
         self._patience: int | None = None
-        self._end_unknown_since: float | None = None
 
     def read(self) -> None:
-        self._work(is_done=self._state.is_done)
+        """Read until the inbox stops."""
+        self._work()
 
-    def drain(self) -> None:
-        self._work(is_done=lambda: self._state.is_done() or self._is_drained(), patience=self._limits.drain_patience)
+    def read_until_idle(self) -> None:
+        """Read until no consumer of the inbox has received anything for its `idle_exit`.
 
-    def read_once(self) -> None:
-        before = self._received
-        self._end_at = before + self._consumer.batch_size
+        Raises:
+            RelayUnavailable: the broker or the database remained unavailable.
+        """
+        self._work(patience=self._limits.drain_patience)
 
-        def is_done() -> bool:
-            has_ended = self._left == 0 or (self._is_idle and self._received > before)
-            return self._state.is_done() or has_ended or self._is_drained()
-
-        self._work(is_done=is_done, patience=1)
-
-    def _work(self, *, is_done: Callable[[], bool], patience: int | None = None) -> None:
-        """Read until done.
+    def _work(self, *, patience: int | None = None) -> None:
+        """Read until the state is done.
 
         Args:
             patience: number of failures in a row after which RelayUnavailable is raised; None for no limit.
         """
         self._patience = patience
         try:
-            while not is_done():
+            while not self._state.is_done():
                 try:
                     self._read_batch()
                 except Unavailable as error:
@@ -77,46 +68,32 @@ class Reader:
         finally:
             self._close()
 
-    @property
-    def _received(self) -> int:
-        return self._state.tally_of(self._consumer.alias).received
-
-    @property
-    def _left(self) -> int | None:
-        limits = [self._state.left, None if self._end_at is None else self._end_at - self._received]
-        return min((limit for limit in limits if limit is not None), default=None)
-
     def _read_batch(self) -> None:
         self._use_database(self._count_backlog)
-        if self._left == 0 or self._state.stopping:
+        if self._state.stopping:
+            return
+        if self._is_backlog_too_large:
+            self._state.pause(self._limits.backlog_interval)
             return
         self._open()
-        self._pause_or_resume()
         batch = self._consumer.receive(self._limits.receive_time)
         if time.monotonic() - self._opened_at > self._limits.proof_time:
             self._end_outage()
-        self._is_idle = not batch
         if not batch:
             return
-        allowed = batch[: self._allowed]
         tally = InboxTally()
         self._state.begin()
         try:
-            stored = self._store(allowed)
+            stored = self._store(batch)
             # Messages that were given back are received again, and recognized.
             if stored is not None and self._is_open:
-                self._consumer.settle(allowed, stored.rejected)
+                self._consumer.settle(batch, stored.rejected)
                 tally = stored.tally
                 if tally.stored and not stored.rejected:
                     # The broker may refuse the settlement later. Messages that then come again are no progress.
                     self._failed_attempts = 0
         finally:
             self._state.end(self._consumer.alias, tally)
-        if self._allowed is not None:
-            self._allowed -= len(allowed)
-        if self._allowed == 0:
-            # The broker has the others back; later ones must not be settled before them.
-            self._close()
 
     def _store(self, batch: list[Incoming]) -> Stored | None:
         """Store a batch; return None if the inbox stops before that was possible."""
@@ -158,76 +135,50 @@ class Reader:
     def _open(self) -> None:
         if self._is_open:
             return
-        self._allowed = self._left
-        self._consumer.open(self._allowed)
+        self._consumer.open()
         for warning in self._consumer.list_warnings():
             logger.warning("%(subject)s: %(reason)s", event="consumer.doubtful", subject=self._name, reason=warning)
         self._is_open = True
         self._opened_at = time.monotonic()
-        self._end_unknown_since = None
-        self._is_paused = False
-        self._state.set_paused(self._consumer.alias, False)
+        self._state.note_active()
 
     def _close(self) -> None:
         self._is_open = False
         self._consumer.close()
 
     def _count_backlog(self) -> None:
+        """Close the consumer while the backlog is too large, until half of it is delivered."""
         # Seldom enough to cost little.
-        if self._counts.is_open:
-            began = time.monotonic()
-            limit = self._consumer.max_backlog // (2 if self._is_backlog_too_large else 1)
-            count = count_due(self._state.using, self._consumer.publisher, limit + 1)
-            self._is_backlog_too_large = count > limit
-            self._counts.spend(time.monotonic() - began)
-
-    def _pause_or_resume(self) -> None:
-        wanted = self._is_backlog_too_large
-        if wanted == self._is_paused:
+        if not self._counts.is_open:
             return
-        publisher = self._consumer.publisher
-        if wanted:
+        began = time.monotonic()
+        was_too_large = self._is_backlog_too_large
+        limit = self._consumer.max_backlog // (2 if was_too_large else 1)
+        self._is_backlog_too_large = count_due(self._state.using, self._consumer.publisher, limit + 1) > limit
+        self._counts.spend(time.monotonic() - began)
+        if self._is_backlog_too_large == was_too_large:
+            return
+        self._state.set_paused(self._consumer.alias, self._is_backlog_too_large)
+        if self._is_backlog_too_large:
             logger.warning(
                 "%(subject)s pauses: publisher %(target)r has more than %(count)s due messages.",
                 event="inbox.backlog_reached",
                 subject=self._name,
-                target=publisher,
+                target=self._consumer.publisher,
                 count=self._consumer.max_backlog,
             )
-            self._consumer.pause()
+            self._close()
         else:
             logger.warning(
                 "%(subject)s resumes: the backlog of publisher %(target)r is down to half of its maximum.",
                 event="inbox.backlog_shrunk",
                 subject=self._name,
-                target=publisher,
+                target=self._consumer.publisher,
             )
-            self._consumer.resume()
-        self._is_paused = wanted
-        self._state.set_paused(self._consumer.alias, wanted)
-
-    def _is_drained(self) -> bool:
-        try:
-            is_drained = self._is_open and self._consumer.is_drained()
-        except Refused as error:
-            self._count_failure(str(error))
-        except Unavailable as error:
-            # The end may be unknown for a moment, such as during the election of a leader.
-            now = time.monotonic()
-            self._end_unknown_since = self._end_unknown_since or now
-            if now - self._end_unknown_since > self._limits.end_time:
-                self._wait_for_broker(error)
-        else:
-            self._end_unknown_since = None
-            if is_drained:
-                self._end_outage()
-            return is_drained
-        return False
 
     def _wait_for_broker(self, error: Unavailable) -> None:
         lasted = time.monotonic() - self._opened_at if self._is_open else 0.0
-        is_healthy = lasted > self._limits.healthy_time and self._end_unknown_since is None
-        if is_healthy and not isinstance(error, Refused):
+        if lasted > self._limits.healthy_time and not isinstance(error, Refused):
             self._failed_attempts = 0
         self._close()
         reason = str(error)

@@ -1,6 +1,7 @@
 """The state that the readers of an inbox share, and its waits and limits."""
 
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,11 +19,10 @@ class InboxLimits(ServiceLimits):
         broker_wait: waits before a consumer connects again.
         hold_time: how long messages are held while the database is unavailable. RabbitMQ closes a channel that holds
             one for 30 minutes.
-        receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
+        receive_time: how long a reader waits for messages before it looks whether it has to stop.
         backlog_interval: minimum time between two counts of the backlog.
         proof_time: how long a connection must last before an outage is over.
         healthy_time: how long a connection must have lasted for the attempts before it not to count.
-        end_time: how long a drain may not know whether the source has ended before the consumer connects again.
     """
 
     broker_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=5.0, jitter=1.0))
@@ -31,7 +31,6 @@ class InboxLimits(ServiceLimits):
     backlog_interval: float = 1.0
     proof_time: float = 5.0
     healthy_time: float = 60.0
-    end_time: float = 15.0
 
 
 LIMITS = InboxLimits()
@@ -42,20 +41,20 @@ class InboxState(ServiceState):
     """The state that the readers of an inbox share. Thread-safe.
 
     Args:
-        max_messages: stop when this many messages were received; None for no limit. Each reader also stores what it
-            has received by then, because a broker may count each return of a message.
+        idle_exit: stop when no consumer has received anything for that many seconds; None to go on.
     """
 
     limits: InboxLimits
 
     def __init__(
-        self, using: str, aliases: Iterable[str], limits: InboxLimits, *, max_messages: int | None = None
+        self, using: str, aliases: Iterable[str], limits: InboxLimits, *, idle_exit: float | None = None
     ) -> None:
         self.using = using
         self.limits = limits
         self.outages = Outages()
         self.open_batches = 0
-        self._max_messages = max_messages
+        self._idle_exit = idle_exit
+        self._active_at = time.monotonic()
         self._tallies = {alias: InboxTally() for alias in aliases}
         self._paused: set[str] = set()
         self._lock = threading.Lock()
@@ -83,11 +82,16 @@ class InboxState(ServiceState):
         return self.outages.find(name_reader(alias)) or self.outages.find(name_consumer(alias))
 
     def is_done(self) -> bool:
-        return self.stopping or self.left == 0
+        return self.stopping or self._is_idle()
 
-    @property
-    def left(self) -> int | None:
-        return None if self._max_messages is None else max(self._max_messages - self.tally.received, 0)
+    def _is_idle(self) -> bool:
+        if self._idle_exit is None or self.open_batches or self.outages.current:
+            return False
+        return time.monotonic() - self._active_at > self._idle_exit
+
+    def note_active(self) -> None:
+        """Note that a consumer was opened, or has received something."""
+        self._active_at = time.monotonic()
 
     def begin(self) -> None:
         with self._lock:
@@ -95,6 +99,7 @@ class InboxState(ServiceState):
 
     def end(self, alias: str, tally: InboxTally) -> None:
         """End a batch; the tally counts its messages if they were stored and settled."""
+        self.note_active()
         with self._lock:
             self.open_batches -= 1
             self._tallies[alias] += tally

@@ -38,9 +38,6 @@ class ServiceCommand(OutboxCommand):
 
     def add_stop_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
-        )
-        parser.add_argument(
             "--stop-timeout",
             metavar="SECONDS",
             type=seconds,
@@ -55,6 +52,9 @@ class ServiceCommand(OutboxCommand):
         )
 
     def add_end_arguments(self, parser: CommandParser, *, drain: str, once: str, check: str) -> None:
+        parser.add_argument(
+            "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
+        )
         until = parser.add_mutually_exclusive_group()
         until.add_argument("--drain", action="store_true", help=drain)
         until.add_argument("--once", action="store_true", help=once)
@@ -84,7 +84,7 @@ class ServiceCommand(OutboxCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
-        ends = options["drain"] or options["once"] or options["only_check"]
+        ends = any(options.get(name) for name in ("drain", "once", "idle_exit", "only_check"))
         in_development = settings.DEBUG and is_terminal(sys.stdin)
         reloads = until_exit and in_development and options["use_reloader"] and not ends
         if reloads and not reloading.is_child():

@@ -9,11 +9,13 @@ from django.test import override_settings
 
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.state import InboxLimits
+from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import Backoff
 from django_outbox.threads import Threads
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.rabbitmq import RabbitMQSource
+from tests.support.waiting import eventually
 
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
@@ -78,6 +80,14 @@ def running(inbox: Inbox) -> Iterator[Inbox]:
         inbox.stop()
         assert threads.wait(60), "the inbox did not stop"
         assert not threads.errors, threads.errors
+
+
+def read_all(inbox: Inbox, source: Source) -> InboxTally:
+    """Run an inbox until it has received what was sent since the last call, and return its tally."""
+    count, source.sent = source.sent, 0
+    with running(inbox):
+        eventually(lambda: inbox.tally.received >= count, f"{count} messages are received")
+    return inbox.tally
 
 
 def stored(using: str) -> list[OutboxMessage]:

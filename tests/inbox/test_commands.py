@@ -29,23 +29,11 @@ def run(*arguments: str, **options: Any) -> tuple[str, str]:
     return out.getvalue(), errors.getvalue()
 
 
-def test_a_drain_prints_its_totals(using, source):
+def test_idle_exit_ends_it(using, source):
     source.send(1, 2)
     with override_settings(OUTBOX=outbox_of(source)):
-        out, _ = run("run_inbox", "--drain", "--database", using)
-    assert out == "2 received, 2 stored, 0 known, 0 invalid, 0 dropped, 0 rejected.\n"
+        assert run("run_inbox", "--idle-exit", "0.5", "--database", using) == ("", "")
     assert payloads(using) == [1, 2]
-
-
-def test_once_and_max_messages_end_it(source):
-    source.send(*range(6))
-    with override_settings(OUTBOX=outbox_of(source, batch_size=1)):
-        assert run("run_inbox", "--once")[0].startswith("1 received")
-    with override_settings(OUTBOX=outbox_of(source)):
-        assert run("run_inbox", "--max-messages", "2") == ("", "")
-        assert payloads("default") == [*range(3)]
-        assert run("run_inbox", "--drain", "--consumer", "billing", verbosity=0)[0] == ""
-    assert payloads("default") == [*range(6)]
 
 
 def test_a_wrong_alias_is_an_error_with_the_known_ones(source):
@@ -56,10 +44,10 @@ def test_a_wrong_alias_is_an_error_with_the_known_ones(source):
             run("run_inbox", "--database", "nowhere")
 
 
-def test_an_outage_ends_a_drain_with_an_error(source):
+def test_an_outage_is_an_error_of_an_inbox_that_ends_when_idle(source):
     outbox = outbox_of(source, url=f"amqp://guest:guest@127.0.0.1:{free_port()}")
     with override_settings(OUTBOX=outbox), pytest.raises(CommandError, match="connection refused"):
-        run("run_inbox", "--once")
+        run("run_inbox", "--idle-exit", "60")
 
 
 def test_check_proves_that_the_queue_can_be_read(using, source):

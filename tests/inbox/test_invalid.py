@@ -21,7 +21,7 @@ from django_outbox.inbox.storing import Storing
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, outbox_of, payloads, stored
+from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, stored
 from tests.support.effects import HANDLERS
 from tests.support.waiting import eventually
 
@@ -53,7 +53,7 @@ def test_an_invalid_message_is_stored_as_failed_and_the_others_are_stored(source
     (id,) = source.send(**sent)
     source.send(2)
     with caplog.at_level(logging.ERROR, "django_outbox"):
-        tally = make_inbox().drain()
+        tally = read_all(make_inbox(), source)
     failed = OutboxMessage.objects.failed().get()
     assert [message.payload for message in OutboxMessage.objects.pending().order_by("id")] == [1, 2]
     assert (str(failed.message_id), failed.type, failed.status) == (id, INVALID_TYPE, Status.FAILED)
@@ -69,7 +69,7 @@ def test_an_invalid_message_that_comes_again_is_known(using, source, make_inbox,
         source.send(raw=b"{", message_id="order-7")
     options = {"batch_size": 1, "remember": remember}
     with caplog.at_level(logging.ERROR, "django_outbox"):
-        tally = make_inbox(using, **options).drain()
+        tally = read_all(make_inbox(using, **options), source)
     assert (tally.received, tally.stored, tally.invalid, tally.known) == (3, 1, 1, 2)
     assert caplog.text.count("was stored as failed") == 1
 
@@ -84,7 +84,7 @@ def test_a_batch_that_cannot_be_stored_is_stored_message_by_message(using, sourc
 
     monkeypatch.setattr(storing.Storing, "_insert_new", crash)
     source.send(1, 2, 3)
-    tally = make_inbox(using).drain()
+    tally = read_all(make_inbox(using), source)
     assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
     assert OutboxMessage.objects.using(using).failed().get().error == "it raised RuntimeError."
     assert (tally.stored, tally.invalid) == (3, 1)
@@ -156,7 +156,7 @@ def test_a_message_that_cannot_even_be_described_is_rejected(source, make_inbox,
     source.send(1)
     source.send(raw=b"{")
     source.send(2)
-    tally = make_inbox().drain()
+    tally = read_all(make_inbox(), source)
     assert payloads("default") == [1, 2]
     assert (tally.invalid, tally.rejected) == (1, 1)
     assert "Nor can it be stored as a failed message: it raised RuntimeError." in caplog.text
@@ -166,7 +166,7 @@ def test_a_message_that_cannot_even_be_described_is_rejected(source, make_inbox,
 @pytest.mark.parametrize("raw", [b"{", b'"\xff\x00"'], ids=["text", "bytes"])
 def test_the_payload_of_the_failed_message_has_the_body(using, source, make_inbox, raw):
     source.send(raw=raw)
-    make_inbox(using).drain()
+    read_all(make_inbox(using), source)
     (failed,) = stored(using)
     payload = failed.payload
     assert (payload["body"], payload["body_encoding"]) in [("{", "utf-8"), ("Iv8AIg==", "base64")]
@@ -180,7 +180,7 @@ def test_an_invalid_message_is_rejected_to_the_dead_letters_by_option(source, ma
     (id,) = source.send(**sent)
     source.send(2)
     with caplog.at_level(logging.ERROR, "django_outbox"):
-        tally = make_inbox(invalid="reject").drain()
+        tally = read_all(make_inbox(invalid="reject"), source)
     assert payloads("default") == [1, 2]
     assert (tally.received, tally.stored, tally.invalid, tally.rejected) == (3, 2, 1, 1)
     (dead,) = eventually(lambda: [*source.broker.take(source.dead_letters)])
@@ -191,7 +191,7 @@ def test_an_invalid_message_is_rejected_to_the_dead_letters_by_option(source, ma
 def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected(source, make_inbox):
     source.send("x" * (1024 * 1024))
     source.send(1)
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     assert payloads("default") == [1]
     (dead,) = eventually(lambda: [*source.broker.take(source.dead_letters)])
     assert len(dead.body) > 1024 * 1024
@@ -202,7 +202,7 @@ def test_rejected_messages_of_a_batch_are_rejected_and_the_others_acknowledged(s
     for n in range(5):
         source.send(raw=b"{" if n in bad else str(n).encode())
     eventually(lambda: source.unsettled() == 5)
-    make_inbox(invalid="reject", batch_size=5).drain()
+    read_all(make_inbox(invalid="reject", batch_size=5), source)
     assert payloads("default") == [n for n in range(5) if n not in bad]
     eventually(lambda: source.broker.depth(source.dead_letters) == len(bad))
     assert source.unsettled() == 0
@@ -218,7 +218,7 @@ def test_a_row_that_the_database_refuses_does_not_stop_the_others(using, source,
 
     monkeypatch.setattr(storing.Storing, "_insert", refuse)
     source.send(1, 2, 3)
-    tally = make_inbox(using).drain()
+    tally = read_all(make_inbox(using), source)
     failed = OutboxMessage.objects.using(using).failed().get()
     assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
     assert (failed.status, failed.error) == (Status.FAILED, "DataError: no twos")
@@ -237,7 +237,7 @@ def test_types_without_a_handler_are_stored_dropped_or_rejected(source, option, 
     outbox["PUBLISHERS"]["default"] = HANDLERS
     with registry.scratch(), override_settings(OUTBOX=outbox):
         handler("order.paid")(print)
-        tally = Inbox(limits=QUICK).drain()
+        tally = read_all(Inbox(limits=QUICK), source)
     assert payloads("default") == found
     assert (tally.dropped, tally.rejected) == (1 if option == "drop" else 0, dead)
     eventually(lambda: source.broker.depth(source.dead_letters) == dead)

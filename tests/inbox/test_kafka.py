@@ -23,10 +23,10 @@ from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import Status
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
-from tests.inbox.conftest import payloads, running, stored
+from tests.inbox.conftest import payloads, read_all, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
-from tests.support.kafka.mock import LIST_OFFSETS, OFFSET_COMMIT, PRODUCE
+from tests.support.kafka.mock import OFFSET_COMMIT, PRODUCE
 from tests.support.kafka.tools import alter_topic, create_topic, read_topic, write_records
 from tests.support.waiting import eventually
 
@@ -87,36 +87,16 @@ def test_a_member_that_leaves_hands_its_partitions_over(source, make_inbox):
 
 def test_groups_read_independently_of_each_other(source, make_inbox):
     source.send(1, 2)
-    make_inbox().drain()
-    make_inbox("postgresql", group=f"{source.group}-2").drain()
+    read_all(make_inbox(), source)
+    source.sent = 2
+    read_all(make_inbox("postgresql", group=f"{source.group}-2"), source)
     assert sorted(payloads("default")) == sorted(payloads("postgresql")) == [1, 2]
 
 
 def test_a_pattern_reads_all_topics_that_match(source, make_inbox):
     source.send(1)
-    make_inbox(topics=f"^{source.name[:-3]}.*").drain()
+    read_all(make_inbox(topics=f"^{source.name[:-3]}.*"), source)
     assert payloads("default") == [1]
-
-
-def test_a_member_stays_paused_when_it_gets_other_partitions(source):
-    consumer = KafkaConsumer("billing", **source.options)
-    consumer.open()
-    consumer.pause()
-    source.send(*range(20))
-    try:
-        eventually(lambda: consumer.receive(0.05) or (consumer._connection and consumer._connection._has_joined))
-        assert not consumer.receive(0.5)
-        assert not consumer.is_drained()
-        consumer.resume()
-        received: list[Any] = []
-
-        def has_all() -> bool:
-            received.extend(consumer.receive(0.1))
-            return len(received) == 20
-
-        eventually(has_all)
-    finally:
-        consumer.close()
 
 
 def test_a_consumer_ends_in_time_while_the_brokers_are_down(source):
@@ -197,7 +177,8 @@ def test_what_the_kafka_publisher_sends_arrives_unchanged(source, make_inbox):
         publisher = KafkaPublisher("default", config={"bootstrap.servers": source.servers}, **options)
         publisher.publish([message])
         publisher.close()
-    make_inbox().drain()
+        source.sent += 1
+    read_all(make_inbox(), source)
     (found,) = stored("default")
     assert str(found.message_id) == message.message_id
     assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
@@ -210,7 +191,7 @@ def test_a_record_of_another_program_is_stored(source, make_inbox):
     # OpenTelemetry's instrumentation of producers appends a second `traceparent`.
     headers = [("trace", b"1"), ("trace", b"2"), ("none", None)]
     source.write({"value": b'{"a": 1}', "key": b"order-7", "headers": headers, "timestamp": 10**12})
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     (message,) = stored("default")
     assert (message.type, message.topic, message.key) == (source.name, "", "order-7")
     assert message.headers == {"trace": "1", "none": None}
@@ -223,7 +204,7 @@ def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(sour
     document = json.dumps({**attributes, "source": "/b", "data": {"n": 2}})
     structured = [("content-type", b"application/cloudevents+json")]
     source.write({"value": b'{"n": 1}', "headers": binary}, {"value": document, "headers": structured})
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     # The two may be in different partitions.
     found = sorted(stored("default"), key=lambda message: message.payload["n"])
     assert [(each.type, each.headers) for each in found] == [
@@ -234,13 +215,13 @@ def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(sour
 
 def test_a_record_without_a_value_has_the_payload_null(source, make_inbox):
     source.write({"value": None, "key": b"order-7"})
-    make_inbox(batch_size=2).drain()
+    read_all(make_inbox(batch_size=2), source)
     assert payloads("default") == [None]
 
 
 def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
     source.write({"value": b"1", "key": b"\xff\xfe"})
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     (message,) = stored("default")
     assert message.status is Status.FAILED
     assert "its key or headers are not text in UTF-8" in message.error
@@ -251,7 +232,7 @@ def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
 
 def test_a_dead_letter_has_the_key_and_headers_and_names_its_origin(source, make_inbox):
     (id,) = source.send(raw=b"{", key="order-7", headers={"trace": "a"})
-    make_inbox(invalid="reject").drain()
+    read_all(make_inbox(invalid="reject"), source)
     (record,) = read_topic(source.servers, source.dead_letters, {})
     headers = dict(record.headers())
     origin, partition, offset = headers.pop("outbox-rejected-from").decode().split("/")
@@ -276,38 +257,14 @@ def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, 
 
 
 @on_a_mock
-def test_a_drain_gives_up_and_counts_nothing_while_dead_letters_cannot_be_written(source, make_inbox):
+def test_an_inbox_that_ends_when_idle_gives_up_while_dead_letters_cannot_be_written(source, make_inbox):
     source.send(raw=b"{")
     source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
-    inbox = make_inbox(invalid="reject", arguments={"max_messages": 1})
-    for read in (inbox.read_once, inbox.drain):
-        with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
-            read()
+    inbox = make_inbox(invalid="reject", arguments={"idle_exit": 60})
+    with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
+        inbox.run()
     assert inbox.tally == InboxTally()
     assert source.unsettled() == 1
-
-
-@on_a_mock
-def test_a_source_whose_end_cannot_be_found_is_not_drained(source):
-    consumer = KafkaConsumer("billing", **source.options)
-    source.send(1)
-
-    def explain() -> str:
-        try:
-            consumer.is_drained()
-        except Unavailable as error:
-            return str(error)
-        return ""
-
-    try:
-        consumer.open()
-        eventually(partial(consumer.receive, 0.1))
-        # The client asks for the topic again, and the broker has not heard of it.
-        source.cluster.set_topic_error(source.name, KafkaError.UNKNOWN_TOPIC_OR_PART)
-        source.cluster.fail(LIST_OFFSETS, KafkaError.NOT_LEADER_FOR_PARTITION)
-        eventually(lambda: "Local: Unknown partition" in explain())
-    finally:
-        consumer.close()
 
 
 @on_a_mock
@@ -333,10 +290,7 @@ def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(
     monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
     monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
     config = {**source.options["config"], "partition.assignment.strategy": strategy}
-    drains = Threads()
-    drains.start(make_inbox("postgresql", config=config).drain, name="drain")
-    assert drains.wait(PATIENCE), "the drain does not end"
-    assert not drains.errors
+    read_all(make_inbox("postgresql", config=config), source)
     assert sorted(payloads("postgresql")) == [*range(8)]
     assert assigned == [0, source.partitions]
 
@@ -366,10 +320,8 @@ def test_a_topic_that_a_group_has_formed_without_is_read_although_the_member_rea
     monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
     monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
     config = {**source.options["config"], "partition.assignment.strategy": strategy}
-    drains = Threads()
-    drains.start(make_inbox("postgresql", config=config, topics=[source.name, other]).drain, name="drain")
-    assert drains.wait(PATIENCE), "the drain does not end"
-    assert not drains.errors
+    source.sent += 4
+    read_all(make_inbox("postgresql", config=config, topics=[source.name, other]), source)
     assert sorted(payloads("postgresql")) == [*range(8)]
     assert assigned == [{source.name}, {source.name, other}]
 
@@ -397,7 +349,7 @@ def test_members_do_not_join_again_because_of_a_topic_that_the_group_has_read(so
     def are_done() -> bool:
         for member in members:
             member.receive(0.02)
-        return all(not member._current._rejoin_waits for member in members)
+        return all(member._connection and not member._connection._rejoin_waits for member in members)
 
     try:
         for member in members:
@@ -410,7 +362,7 @@ def test_members_do_not_join_again_because_of_a_topic_that_the_group_has_read(so
 
 
 @on_a_mock
-def test_a_member_that_is_one_too_many_joins_again_a_few_times_only_and_is_drained(source, monkeypatch):
+def test_a_member_that_is_one_too_many_joins_again_a_few_times_only(source, monkeypatch):
     monkeypatch.setattr("django_outbox.brokers.kafka.consumer.REJOIN_AFTER", (0.1, 0.1))
     joins: Counter[KafkaConsumerConnection] = Counter()
     join = KafkaConsumerConnection._join
@@ -426,7 +378,7 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only_and_is_drain
     def are_done() -> bool:
         for member in members:
             member.settle(member.receive(0.02), ())
-        return max(joins.values()) == 3 and all(member.is_drained() for member in members)
+        return max(joins.values()) == 3
 
     try:
         for member in members:
@@ -441,34 +393,12 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only_and_is_drain
             member.close()
 
 
-@on_a_mock
-def test_a_drain_without_a_partition_ends_after_it_has_joined_again_although_records_are_left(source, monkeypatch):
-    monkeypatch.setattr("django_outbox.brokers.kafka.consumer.REJOIN_AFTER", (0.1, 0.1))
-    source.send(1)
-    members = [KafkaConsumer(name, **source.options) for name in ("billing", "shipping")]
-
-    def find_drained() -> KafkaConsumer | None:
-        for member in members:
-            member.receive(0.02)
-        return next((each for each in members if not each._current._assigned and each.is_drained()), None)
-
-    try:
-        for member in members:
-            member.open()
-        drained = eventually(find_drained)
-        assert source.unsettled() == 1
-        assert not drained._current._rejoin_waits
-    finally:
-        for member in members:
-            member.close()
-
-
-def test_records_of_a_topic_whose_committed_offsets_are_beyond_its_end_are_drained(source, make_inbox):
+def test_records_of_a_topic_whose_committed_offsets_are_beyond_its_end_are_read(source, make_inbox):
     source.send(*range(8))
     client = Client({"bootstrap.servers": source.servers, "group.id": source.group})
     client.commit(offsets=[TopicPartition(source.name, number, 100) for number in range(4)], asynchronous=False)
     client.close()
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     assert sorted(payloads("default")) == [*range(8)]
 
 
@@ -487,8 +417,6 @@ def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committe
         source.cluster.fail(PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 10)
         with pytest.raises(Refused, match="dead_letters"):
             consumer.settle(first, [first[0].tag])
-        # Although the client has passed the end of the topic.
-        assert not consumer.is_drained()
         with pytest.raises(Unavailable, match="dead_letters"):
             consumer.receive(0.1)
         source.cluster.stop_failing()
@@ -517,14 +445,14 @@ def test_a_dead_letter_may_be_larger_than_the_default_of_the_producer(source):
 
 def test_a_topic_that_does_not_exist_has_a_remedy(make_inbox):
     with pytest.raises(RelayUnavailable, match="create the topic, or correct the option topics"):
-        make_inbox(topics="missing").read_once()
+        make_inbox(topics="missing", arguments={"idle_exit": 60}).run()
 
 
 @on_a_mock
 def test_a_topic_that_may_not_be_read_has_a_remedy(source, make_inbox):
     source.cluster.set_topic_error(source.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(RelayUnavailable, match="give the user of config the permission to read the topic"):
-        make_inbox().read_once()
+        make_inbox(arguments={"idle_exit": 60}).run()
 
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}

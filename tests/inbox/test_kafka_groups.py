@@ -20,10 +20,9 @@ from django.db import connections
 from django.test import override_settings
 
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK as READ_QUICKLY
-from tests.inbox.conftest import outbox_of, payloads, running, stored
+from tests.inbox.conftest import outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import FORK_INBOXES
 from tests.inbox.sources.base import Sent
 from tests.inbox.sources.kafka import QUICK, KafkaSource
@@ -176,15 +175,16 @@ def test_members_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_ea
 
 def test_records_that_come_again_after_a_reset_of_the_offsets_are_recognized(source, make_inbox):
     source.send(*range(20))
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     assert not source.unsettled()
     options = ["--bootstrap-server", source.servers, "--group", source.group, "--topic", source.name]
     reset = ["--reset-offsets", "--to-earliest", "--execute"]
     tool = KAFKA.command("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *options, *reset)
     subprocess.run(tool, capture_output=True, timeout=60, check=True)
     assert source.unsettled() == 20
+    source.sent = 20
     inbox = make_inbox()
-    inbox.drain()
+    read_all(inbox, source)
     assert (inbox.tally.received, inbox.tally.known, inbox.tally.stored) == (20, 20, 0)
     assert sorted(payloads("default")) == [*range(20)]
     assert not source.unsettled()
@@ -221,7 +221,7 @@ def test_no_offset_of_a_topic_is_committed_after_it_was_deleted_and_created_agai
         admin(source.servers).delete_topics([source.name])[source.name].result(60)
         eventually(partial(is_created_again, source), "the topic is created again", seconds=PATIENCE)
     source.send(*range(20, 50))
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     assert sorted(payloads("default")) == [*range(50)]
 
 
@@ -230,20 +230,6 @@ def is_created_again(source: KafkaSource) -> bool:
         create_topic(source.servers, source.name, source.partitions)
         return True
     return False
-
-
-@pytest.mark.parametrize("source", [1], indirect=True)
-@pytest.mark.parametrize("options", [QUICK, NEW_PROTOCOL], ids=["classic", "new"])
-def test_a_member_that_is_assigned_nothing_has_drained_what_the_others_have_read(source, make_inbox, options):
-    chosen = config(source, options)
-    with running(make_inbox("postgresql", config=chosen)):
-        source.send(*range(5))
-        eventually(lambda: not source.unsettled(), "all offsets are committed", seconds=PATIENCE)
-        drains = Threads()
-        drains.start(make_inbox("postgresql", config=chosen).drain, name="drain")
-        assert drains.wait(PATIENCE), "the drain does not end"
-        assert not drains.errors
-    assert payloads("postgresql") == [*range(5)]
 
 
 def has_all(expected: set[int], count: int) -> bool:

@@ -1,13 +1,9 @@
 """Outages and crashes: of the broker, of the database and of the inbox itself. Each message is stored, once."""
 
-import itertools
 import json
-import math
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,11 +21,9 @@ from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle
 from tests.conftest import ALIASES, LOCKING
-from tests.inbox.conftest import QUICK, outbox_of, payloads, running
+from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
 from tests.inbox.processes import RUN_INBOX
-from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.ports import free_port
-from tests.support.proxies import Proxies
 from tests.support.rabbitmq.tools import broker_address, broker_url
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually, stays_same
@@ -41,10 +35,10 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 # The broker.
 
 
-def test_a_drain_gives_up_if_the_broker_remains_unavailable(make_inbox):
+def test_an_inbox_that_ends_when_idle_gives_up_if_the_broker_remains_unavailable(make_inbox):
     url = f"amqp://guest:guest@127.0.0.1:{free_port()}"
     with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
-        make_inbox(url=url).drain()
+        make_inbox(url=url, arguments={"idle_exit": 60}).run()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +52,7 @@ def test_a_drain_gives_up_if_the_broker_remains_unavailable(make_inbox):
 )
 def test_what_the_broker_refuses_has_a_remedy(make_inbox, options, text):
     with pytest.raises(RelayUnavailable) as raised:
-        make_inbox(**options).read_once()
+        make_inbox(**options, arguments={"idle_exit": 60}).run()
     assert text in str(raised.value)
     assert "wrong" not in str(raised.value)
 
@@ -79,46 +73,7 @@ def test_a_stream_is_refused(source, make_inbox):
     stream = source.broker.queue("stream")
     source.broker.channel.basic_publish("", stream, b"1")
     with pytest.raises(RelayUnavailable, match="it is a stream; read a classic queue or a quorum queue instead"):
-        make_inbox(queue=stream).drain()
-
-
-@contextmanager
-def without_a_leader(source: RabbitMQSource, most: float) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the port of a proxy that reports a queue as if it had no leader, up to `most` times, and these reports.
-
-    RabbitMQ reports neither messages nor consumers then.
-    """
-    queue = source.name.encode()
-    report = bytes([0, 50, 0, 11, len(queue)]) + queue
-    reports: list[bytes] = []
-
-    def report_nothing(data: bytes) -> bytes:
-        before, found, rest = data.partition(report)
-        if not found or len(reports) >= most:
-            return data
-        reports.append(rest)
-        return before + found + bytes(8) + rest[8:]
-
-    with Proxies() as proxies:
-        yield proxies.open(source.port, make_filters=lambda: (lambda data: data, report_nothing)).port, reports
-
-
-def test_a_drain_waits_for_a_quorum_queue_without_a_leader(source, make_inbox):
-    source.send(1)
-    with without_a_leader(source, 6) as (port, reports):
-        make_inbox(**source.at(port)).drain()
-    # One when it connects, and then the drain asks again and again.
-    assert len(reports) == 6
-    assert payloads("default") == [1]
-
-
-def test_a_drain_gives_up_if_a_quorum_queue_stays_without_a_leader(source, make_inbox):
-    limits = replace(QUICK, end_time=0.5)
-    with (
-        without_a_leader(source, math.inf) as (port, _),
-        pytest.raises(RelayUnavailable, match=f"queue '{source.name}' has no leader"),
-    ):
-        make_inbox(**source.at(port), arguments={"limits": limits}).drain()
+        make_inbox(queue=stream, arguments={"idle_exit": 60}).run()
 
 
 def test_a_queue_that_refuses_every_consumer_is_one_outage(source, make_inbox, caplog):
@@ -153,21 +108,6 @@ def test_a_refusal_that_comes_a_while_after_the_connection_is_one_outage(make_in
     assert "available again" not in caplog.text
 
 
-def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
-    monkeypatch.setattr(rabbitmq, "MAX_HOLD_TIME", 0.05)
-    source.send(*range(300))
-    with running(make_inbox(max_backlog=10, batch_size=1)) as inbox:
-        eventually(lambda: inbox.paused)
-        eventually(lambda: source.receivable() == 300 - len(payloads("default")), "nothing is delivered any more")
-
-        def deliver() -> bool:
-            OutboxMessage.objects.pending().update(available_at=None, processed_at="2026-01-01T00:00Z")
-            return len(payloads("default")) == 300
-
-        eventually(deliver, "all messages are stored")
-    assert sorted(payloads("default")) == [*range(300)]
-
-
 def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monkeypatch):
     store = Storing.store
 
@@ -179,7 +119,7 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
     monkeypatch.setattr(Storing, "store", slowly)
     source.send(1)
     inbox = make_inbox(heartbeat=1)
-    inbox.drain()
+    read_all(inbox, source)
     assert source.unsettled() == 0
     assert inbox.tally.received == 1
 
@@ -201,7 +141,7 @@ def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypat
     monkeypatch.setattr(Storing, "store", measure)
     source.send(*["x" * 100_000] * 100)
     eventually(lambda: source.unsettled() == 100)
-    inbox.drain()
+    read_all(inbox, source)
     assert len(payloads("default")) == 100
     assert source.unsettled() == 0
     # One read of the socket has at most 100 KiB, and a message may end in it.
@@ -229,7 +169,7 @@ def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(s
     monkeypatch.setattr(Storing, "store", stand_still)
     source.send(*[body] * 1_900)
     eventually(lambda: source.unsettled() == 1_900)
-    inbox.drain()
+    read_all(inbox, source)
     assert len(payloads("default")) == 1_900
     [(seconds, growth)] = growths
     assert 0 < growth <= (seconds / interval + 2) * 2 * 102_400
@@ -292,14 +232,14 @@ def test_messages_in_hand_are_held_for_a_while_and_then_given_back(source, make_
         eventually(lambda: source.unsettled() == 0)
 
 
-def test_a_drain_gives_up_if_the_database_remains_unavailable(source, make_inbox, monkeypatch):
+def test_an_inbox_that_ends_when_idle_gives_up_if_the_database_remains_unavailable(source, make_inbox, monkeypatch):
     def fail(self, batch):
         raise OperationalError("the server has gone away")
 
     monkeypatch.setattr(Storing, "store", fail)
     source.send(1)
     with pytest.raises(RelayUnavailable, match="the server has gone away"):
-        make_inbox().drain()
+        make_inbox(arguments={"idle_exit": 60}).run()
     eventually(lambda: source.unsettled() == 1)
 
 
@@ -382,7 +322,8 @@ def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(using, source, ru
     process.wait()
     # All that was not settled has come back; each batch had five messages at most.
     eventually(lambda: source.unsettled() >= (35 if point == "settled" else 40))
-    make_inbox(using, batch_size=7).drain()
+    source.sent = source.unsettled()
+    read_all(make_inbox(using, batch_size=7), source)
     assert payloads(using) == [*range(50)]
     assert source.unsettled() == 0
 
@@ -412,32 +353,3 @@ def test_an_inbox_that_hangs_ends_within_the_stop_timeout(source, run_inbox):
     # Two batches, of one or two messages each.
     assert 2 <= len(payloads("postgresql")) <= 4
     eventually(lambda: source.unsettled() == 20 - len(payloads("postgresql")))
-
-
-def test_a_drain_gives_up_if_the_end_of_the_source_stays_unknown(source, make_inbox, monkeypatch):
-    calls = itertools.count()
-
-    def is_drained(self):
-        if next(calls) < 100:
-            raise Unavailable("the end is unknown")
-        return True
-
-    monkeypatch.setattr(ConnectedConsumer, "is_drained", is_drained)
-    # However long a connection lasts, it is no success.
-    inbox = make_inbox(arguments={"limits": replace(QUICK, end_time=0.01, healthy_time=0.0)})
-    with pytest.raises(RelayUnavailable, match="the end is unknown"):
-        inbox.drain()
-
-
-def test_a_drain_waits_while_the_end_of_the_source_is_unknown_for_a_moment(source, make_inbox, monkeypatch):
-    calls = itertools.count()
-
-    def is_drained(self):
-        if next(calls) < 2 * QUICK.drain_patience:
-            raise Unavailable("the end is unknown")
-        return True
-
-    monkeypatch.setattr(ConnectedConsumer, "is_drained", is_drained)
-    source.send(1)
-    make_inbox().drain()
-    assert payloads("default") == [1]

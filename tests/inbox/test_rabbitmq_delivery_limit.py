@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import pytest
 from django.db import OperationalError, connections
-from django.test import override_settings
 
 from django_outbox.brokers.rabbitmq import consumer as window
-from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import check_inbox
 from django_outbox.inbox.storing import Storing
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, outbox_of, payloads, running
+from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
 from tests.inbox.processes import RUN_INBOX
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.waiting import eventually
@@ -53,49 +51,6 @@ def count_returns(source: RabbitMQSource) -> int:
     # Since RabbitMQ 4.3, a nack does not count towards the delivery limit; a reject does.
     source.broker.channel.basic_reject(method.delivery_tag or 0, requeue=True)
     return int(str((properties.headers or {}).get("x-delivery-count", 0)))
-
-
-def test_runs_that_read_once_lose_nothing(source, make_inbox):
-    fill(source, 3000)
-    received = 0
-    for _ in range(OFTEN):
-        received += make_inbox(batch_size=10).read_once().received
-    assert received > OFTEN
-    assert payloads("default") == [*range(received)]
-    eventually(lambda: source.unsettled() == 3000 - received)
-    assert count_returns(source) == 0
-
-
-def test_a_run_that_reads_once_stores_a_whole_batch(source, make_inbox):
-    fill(source, 500)
-    for expected in (300, 200):
-        inbox = make_inbox(batch_size=300, arguments={"limits": replace(QUICK, receive_time=5)})
-        assert inbox.read_once().received == expected
-
-
-def test_runs_with_max_messages_lose_nothing(source, make_inbox):
-    fill(source, 3000)
-    for _ in range(OFTEN):
-        make_inbox(arguments={"max_messages": 20}).run()
-    assert payloads("default") == [*range(OFTEN * 20)]
-    eventually(lambda: source.unsettled() == 3000 - OFTEN * 20)
-    assert count_returns(source) == 0
-
-
-def test_the_consumers_of_runs_with_max_messages_lose_nothing(source, make_inbox):
-    """One of them may always be the faster one: the other one must store what it has received."""
-    other = RabbitMQSource()
-    other.name = other.broker.queue("quorum", delivery_limit=LIMIT)
-    fill(source, 500)
-    fill(other, 500)
-    outbox = outbox_of(source, batch_size=3)
-    entry = outbox["CONSUMERS"]["billing"]
-    second = {**entry, "OPTIONS": {**entry["OPTIONS"], "queue": other.name}}
-    with override_settings(OUTBOX={**outbox, "CONSUMERS": {"billing": entry, "shipping": second}}):
-        for _ in range(OFTEN):
-            Inbox(using="default", limits=QUICK, max_messages=4).run()
-    eventually(lambda: source.unsettled() + other.unsettled() == 1000 - len(payloads("default")))
-    other.close()
 
 
 @pytest.mark.slow
@@ -172,7 +127,7 @@ def test_readers_that_crash_again_and_again_return_one_message_only(source, make
 
 def test_a_paused_consumer_and_a_check_return_nothing(source, make_inbox):
     source.send(*range(5))
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     fill(source, 50)
     for _ in range(OFTEN):
         assert [finding.problem for finding in check_inbox("default", make_inbox().consumers)] == [""] * 3
@@ -194,7 +149,7 @@ def test_a_message_that_was_returned_often_is_logged_with_the_remedy(source, mak
     consumer.close()
     assert "delivery limit" not in caplog.text
     eventually(lambda: source.unsettled() == 1)
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     assert "of queue" in caplog.text
     assert f"{source.name!r} has been returned to the queue 10 times" in caplog.text
     assert "raise delivery-limit with a policy" in caplog.text
@@ -206,7 +161,7 @@ def test_a_message_that_was_returned_often_is_logged_with_the_remedy(source, mak
 
 def run_windows(found: window.Window, deliveries: int) -> list[int]:
     sizes, tag = [], 0
-    while tag < deliveries and found.size:
+    while tag < deliveries:
         sizes.append(found.size)
         for _ in range(found.size):
             tag += 1
@@ -220,17 +175,13 @@ def run_windows(found: window.Window, deliveries: int) -> list[int]:
 
 
 def test_windows_double_up_to_their_maximum():
-    found = window.Window(20, None)
+    found = window.Window(20)
     assert run_windows(found, 60) == [1, 2, 4, 8, 16, 20, 20]
     assert found.is_refilled
 
 
-def test_windows_end_with_the_last_message_that_is_wanted():
-    assert run_windows(window.Window(8, 30), 100) == [1, 2, 4, 8, 8, 7]
-
-
 def test_a_window_is_settled_with_its_rejected_messages():
-    found = window.Window(8, None)
+    found = window.Window(8)
     run_windows(found, 1)
     found.note_delivery(2)
     found.note_delivery(3)

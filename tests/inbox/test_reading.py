@@ -4,12 +4,10 @@ import datetime
 import uuid
 
 import pytest
-from django.test import override_settings
 
-from django_outbox.inbox.inbox import Inbox
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, outbox_of, payloads, running, stored
+from tests.inbox.conftest import payloads, read_all, running, stored
 from tests.support.claimed import make_message
 from tests.support.waiting import eventually
 
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 def test_messages_are_stored_in_the_order_of_their_delivery(using, source, make_inbox, kind):
     ids = source.send(*range(50))
-    make_inbox(using, batch_size=7).drain()
+    read_all(make_inbox(using, batch_size=7), source)
     assert payloads(using) == [*range(50)]
     assert [str(message.message_id) for message in stored(using)] == ids
     assert source.unsettled() == 0
@@ -32,7 +30,7 @@ def test_a_message_of_an_outbox_keeps_its_fields(using, source, make_inbox):
         headers={"trace": "a", "nested": {"a": [1, "b", None, True]}},
         properties={"correlation_id": "c-1", "timestamp": 1_700_000_000, "content_encoding": "utf-8"},
     )
-    make_inbox(using).drain()
+    read_all(make_inbox(using), source)
     (message,) = stored(using)
     assert (message.type, message.topic, message.key) == ("order.created", source.name, "order-7")
     assert message.payload == {"id": 7, "total": "9.50"}
@@ -53,7 +51,7 @@ def test_a_running_inbox_stores_what_arrives_later(using, source, make_inbox):
 
 def test_a_message_without_a_type_has_the_routing_key_as_its_type(source, make_inbox):
     source.send(1, type=None)
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     (message,) = stored("default")
     assert (message.type, message.topic) == (source.name, "")
 
@@ -61,7 +59,7 @@ def test_a_message_without_a_type_has_the_routing_key_as_its_type(source, make_i
 def test_a_message_without_an_id_is_known_by_its_body(source, make_inbox):
     source.send({"a": 1}, {"a": 1}, {"a": 2}, message_id=None)
     source.send({"a": 1}, message_id=None, type="order.paid")
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     assert [(message.type, message.payload["a"]) for message in stored("default")] == [
         ("order.created", 1),
         ("order.created", 2),
@@ -73,22 +71,22 @@ def test_a_message_without_an_id_is_known_by_a_header(source, make_inbox):
     id = uuid.uuid4()
     for n, header in enumerate([str(id), str(id), "other", "other", 7]):
         source.send(n, message_id=None, headers={"event-id": header})
-    make_inbox(id_source="header:event-id").drain()
+    read_all(make_inbox(id_source="header:event-id"), source)
     assert payloads("default") == [0, 2, 4]
     assert stored("default")[0].message_id == id
 
 
 def test_an_inbox_remembers_messages_whose_rows_were_deleted(using, source, make_inbox):
     (id,) = source.send(1)
-    make_inbox(using, remember=True).drain()
+    read_all(make_inbox(using, remember=True), source)
     for message in stored(using):
         message.delete()
     source.send(1, message_id=id)
     source.send(2)
-    make_inbox(using, remember=True).drain()
+    read_all(make_inbox(using, remember=True), source)
     assert payloads(using) == [2]
     source.send(1, message_id=id)
-    make_inbox(using).drain()
+    read_all(make_inbox(using), source)
     assert payloads(using) == [2, 1]
 
 
@@ -100,24 +98,12 @@ def test_two_inboxes_share_a_queue(using, source, make_inbox, kind):
     assert source.unsettled() == 0
 
 
-def test_the_consumers_of_an_inbox_share_max_messages(source):
-    source.send(*range(40))
-    outbox = outbox_of(source, batch_size=3)
-    consumer = outbox["CONSUMERS"]["billing"]
-    with override_settings(OUTBOX={**outbox, "CONSUMERS": {"billing": consumer, "shipping": consumer}}):
-        inbox = Inbox(using="postgresql", limits=QUICK, max_messages=19)
-        # Each consumer stores what it has received by then: two batches at most.
-        count = inbox.run().received
-        assert 19 <= count <= 19 + 2 * 2 * 3
-    assert len(payloads("postgresql")) == count
-    eventually(lambda: source.receivable() == 40 - count)
-
-
 def test_what_the_rabbitmq_publisher_sends_arrives_unchanged(source, make_inbox, make_publisher):
     headers = {"float": 2.5, "large": 2**40, "text": "é", "list": [1, {"a": None}], "correlation_id": "c-1"}
     message = make_message(source.name, b'{"total": "9.50"}', key="order-7", headers=headers)
     make_publisher(exchange="").publish([message])
-    make_inbox().drain()
+    source.sent = 1
+    read_all(make_inbox(), source)
     (found,) = stored("default")
     assert str(found.message_id) == message.message_id
     assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
@@ -133,7 +119,8 @@ def test_the_cloudevents_that_the_rabbitmq_publisher_sends_arrive_as_messages(
     message = make_message(source.name, b'{"total": "9.50"}', key="order-7", headers=headers)
     publisher = make_publisher(exchange="", format=format, source="/shop")
     publisher.publish([message, message])
-    make_inbox().drain()
+    source.sent = 2
+    read_all(make_inbox(), source)
     (found,) = stored("default")
     assert str(found.message_id) == message.message_id
     assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
@@ -144,7 +131,7 @@ def test_the_cloudevents_that_the_rabbitmq_publisher_sends_arrive_as_messages(
 
 def test_a_cloudevent_that_cannot_be_read_is_stored_as_a_failed_message(source, make_inbox, make_publisher):
     source.send(1, headers={"ce-specversion": "1.0", "ce-id": "7"})
-    make_inbox().drain()
+    read_all(make_inbox(), source)
     (found,) = stored("default")
     assert (found.status, found.type) == (Status.FAILED, "inbox.invalid")
     assert found.error == "it is an invalid CloudEvent: it has no attribute source, or one that is not text"

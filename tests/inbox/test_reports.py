@@ -24,7 +24,7 @@ from django_outbox.monitoring import Level
 from django_outbox.monitoring.figures import ConsumerStatus
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
-from tests.inbox.conftest import QUICK, outbox_of, running
+from tests.inbox.conftest import QUICK, outbox_of, read_all, running
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import broker_url
 from tests.support.waiting import eventually
@@ -40,9 +40,9 @@ OFTEN: InboxLimits = replace(QUICK, report_pace=0.01, report_patience=20)
 def make_reporting(source: Any) -> Any:
     """Make an inbox that reports often, with these options of its consumer."""
 
-    def make(using: str, **options: Any) -> Inbox:
+    def make(using: str, *, idle_exit: float | None = None, **options: Any) -> Inbox:
         with override_settings(OUTBOX=outbox_of(source, **options)):
-            return Inbox(using=using, limits=OFTEN)
+            return Inbox(using=using, limits=OFTEN, idle_exit=idle_exit)
 
     return make
 
@@ -76,9 +76,9 @@ def test_a_running_inbox_reports_its_consumers_and_counts(using: str, source: An
     assert last.stopped_at is not None
 
 
-def test_a_drain_reports_when_it_ends(source: Any, make_reporting: Any):
+def test_an_inbox_that_ends_when_idle_reports_when_it_ends(source: Any, make_reporting: Any):
     source.send(1, 2, 3)
-    make_reporting("default").drain()
+    make_reporting("default", idle_exit=0.5).run()
     assert (read("default").state, read("default").stored, Heartbeat.objects.get().mode) == ("reading", 3, "drain")
 
 
@@ -185,7 +185,7 @@ def test_the_live_line_shows_what_an_inbox_does(source: Any, make_reporting: Any
     source.send(1, 2, 3)
     inbox = make_reporting("default")
     reader = InboxFigures(inbox)
-    inbox.drain()
+    read_all(inbox, source)
     rate, *counts = reader.read().texts
     assert re.fullmatch(r"[1-9][\d,]* msg/s", rate)
     assert counts == ["received 3", "stored 3", "known 0", "invalid 0", "dropped 0", "rejected 0"]

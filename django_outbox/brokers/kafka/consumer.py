@@ -86,7 +86,7 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
     def source(self) -> str:
         return f"topics {', '.join(self._topics)!r} as group {self.group!r} at {servers(self._config)}"
 
-    def _make_connection(self, max_messages: int | None) -> "KafkaConsumerConnection":
+    def _make_connection(self) -> "KafkaConsumerConnection":
         return KafkaConsumerConnection(self.alias, self._config, self._topics, self.timeout, self._write_dead)
 
     def list_warnings(self) -> Sequence[str]:
@@ -151,9 +151,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._config = config
         self._topics = topics
         self._names = [topic for topic in topics if not topic.startswith("^")]
-        # With the protocol of Kafka 4, a member is not informed that it is assigned nothing.
         self._do_brokers_assign = str(config.get("group.protocol")).lower() == "consumer"
-        self._is_silent = self._do_brokers_assign and len(self._names) == len(topics)
         self._timeout = timeout
         self._write_dead = write_dead
         self._state = ConnectionState(config)
@@ -163,13 +161,10 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._tag = 0
         self._ahead: deque[Received] = deque()
         self._assigned: set[Place] = set()
-        self._ends: dict[Place, int] = {}
         self.warnings: list[str] = []
         self._is_subscribed = False
-        self._has_joined = False
         self._rejoin_waits = deque(REJOIN_AFTER)
         self._rejoin_at = math.inf
-        self._is_paused = False
         self._settled: dict[Place, int] = {}
         self._committed: dict[Place, int] = {}
         self._has_failed_to_commit = False
@@ -224,23 +219,6 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._settled.update(own)
         self._commit(own)
 
-    def pause(self) -> None:
-        # Also partitions that are assigned later.
-        self._is_paused = True
-        self._client.pause(self._client.assignment())
-
-    def resume(self) -> None:
-        self._is_paused = False
-        self._client.resume(self._client.assignment())
-
-    def is_drained(self) -> bool:
-        if self._problem or self._ahead or not (self._has_joined or self._is_silent):
-            return False
-        try:
-            return all(self._is_at_end(place) for place in sorted(self._find_places()))
-        except KafkaException as error:
-            raise Unavailable(self._state.explain(error.args[0])) from error
-
     def close(self) -> None:
         """Commit the settled offsets and leave the group. Without a broker, that continues in the background."""
         thread = threading.Thread(target=self._leave, name="outbox-kafka-leave", daemon=True)
@@ -261,7 +239,6 @@ class KafkaConsumerConnection(ConsumerConnection):
 
     def _join(self) -> None:
         self._is_subscribed = True
-        self._has_joined = False
         self._rejoin_at = math.inf
         self._client.subscribe(
             list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -320,39 +297,14 @@ class KafkaConsumerConnection(ConsumerConnection):
             raise Unavailable(self._state.explain(raised.args[0])) from raised
         for record in records:
             error, place = record.error(), (record.topic() or "", record.partition() or 0)
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                self._ends[place] = record.offset() or 0
-            elif error is not None:
+            if error is not None:
                 raise Unavailable(self._state.explain(error))
-            elif place in self._assigned:
+            if place in self._assigned:
                 self._ahead.append(record)
 
-    def _find_places(self) -> set[Place]:
-        """Return the assigned partitions and, for a while, all of the other topics, which other members may read."""
-        if self._has_joined and not self._rejoin_waits:
-            return self._assigned
-        return self._assigned | self._list_places(self._find_missing())
-
-    def _is_at_end(self, place: Place) -> bool:
-        partition = TopicPartition(*place)
-        low, high = self._client.get_watermark_offsets(partition, timeout=self._timeout)
-        # The last offsets of a transaction or of a compacted topic may belong to no record.
-        if low == high or self._ends.get(place) == high:
-            return True
-        (found,) = self._client.position([partition])
-        if found.offset < 0:
-            (found,) = self._client.committed([partition], timeout=self._timeout)
-        # An offset beyond the end belongs to a topic that was deleted and created again. The client ignores it.
-        if 0 <= found.offset <= high:
-            return found.offset == high
-        return str(self._config.get("auto.offset.reset")).lower() in ("latest", "end", "largest")
-
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
-        self._has_joined = True
         self._assigned.update(_places(partitions))
         self._plan_to_rejoin()
-        if self._is_paused:
-            client.pause(partitions)
 
     def _on_revoke(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         # The next owner of the partition begins at these offsets.
@@ -365,7 +317,6 @@ class KafkaConsumerConnection(ConsumerConnection):
         for place in revoked:
             self._settled.pop(place, None)
             self._committed.pop(place, None)
-            self._ends.pop(place, None)
         self._ahead = deque(each for each in self._ahead if (each.topic(), each.partition()) not in revoked)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:

@@ -72,7 +72,7 @@ _REFUSED_BY_CONSUMER = {
     "enable.auto.offset.store": f"{_COMMITS}; it is always false",
     "auto.commit.interval.ms": f"{_COMMITS}; remove it",
     "auto.commit.enable": f"{_COMMITS}; remove it",
-    "enable.partition.eof": "the consumer needs it; it is always true",
+    "enable.partition.eof": "the consumer does not need it; it is always false",
     **_REFUSED_CALLBACKS,
 }
 """Options of librdkafka that the consumer sets itself, and why."""
@@ -153,7 +153,7 @@ def read_group_config(config: object, group: object) -> dict[str, Any]:
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
+        "enable.partition.eof": False,
     }
     _try_out(found, lambda options: Consumer(options).close(), with_login=False)
     return found

@@ -46,13 +46,6 @@ class Terms(NamedTuple):
     max_expires: float
 
 
-class Counts(NamedTuple):
-    """The messages of a durable consumer that were not delivered, and the messages that are not settled."""
-
-    pending: int
-    unsettled: int
-
-
 class Api:
     """JetStream's API over one connection."""
 
@@ -137,9 +130,10 @@ class Api:
             max_expires=(config.get("max_expires") or UNLIMITED * NANOSECONDS) / NANOSECONDS,
         )
 
-    async def read_counts(self, stream: str, name: str) -> Counts:
+    async def count_unsettled(self, stream: str, name: str) -> int:
+        """Return the number of messages of a durable consumer that were delivered and are not settled."""
         found = await self._read_info(f"{stream}.{name}")
-        return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
+        return int(found["num_ack_pending"])
 
     async def _find_config(
         self, stream: str, name: str, config: Mapping[str, Any], *, create: bool

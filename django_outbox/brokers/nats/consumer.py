@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.connection_thread import Intake
-from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Refused, Unavailable
-from django_outbox.brokers.nats.api import Counts, NoAnswer, NotUsable, Terms
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
+from django_outbox.brokers.nats.api import NoAnswer, NotUsable, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (
     ACK,
@@ -127,7 +127,7 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
         }
         return {**found, "filter_subject": self.filter_subject} if self.filter_subject else found
 
-    def _make_connection(self, max_messages: int | None) -> "NatsConsumerConnection":
+    def _make_connection(self) -> "NatsConsumerConnection":
         return NatsConsumerConnection(self)
 
 
@@ -145,10 +145,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._changed = asyncio.Event()
         self._max_buffer_bytes = 2 * consumer.batch_bytes
         self.intake = Intake(self._max_buffer_bytes, lambda: self.call(self._changed.set))
-        self._refusal = ""
         self._terms: Terms
         self._may_read = False
-        self._is_paused = False
         self._last_tag = 0
         self._unsettled: dict[int, NatsDelivery] = {}
         self._mean_size = 0.0
@@ -167,28 +165,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         self.call(lambda: self._settle([message.tag for message in batch], rejected))
-
-    def pause(self) -> None:
-        self.call(lambda: self._set_paused(True))
-
-    def resume(self) -> None:
-        self.call(lambda: self._set_paused(False))
-
-    def is_drained(self) -> bool:
-        refusal, self._refusal = self._refusal, ""
-        if refusal:
-            raise Refused(f"rejected messages cannot be written to dead_letters: {refusal}")
-        return self.intake.is_empty and not self._count_left() and self.intake.is_empty
-
-    def _count_left(self) -> int:
-        """Return the number of messages that are not settled, including messages that other processes have received."""
-        try:
-            counts = self.ask(lambda: self._api.read_counts(*self._place))
-        except NoAnswer as error:
-            raise Unavailable(str(error)) from None
-        if counts is None:
-            raise Unavailable(self.error)
-        return counts.pending + counts.unsettled
 
     # The connection's thread
 
@@ -247,13 +223,12 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         # The server's timers are late now and then.
         deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
         while time.monotonic() < deadline and not self._is_over():
-            counts = await self._read_counts()
-            if counts is None or not counts.unsettled:
+            if not await self._count_unsettled():
                 return
             await asyncio.sleep(POLL_INTERVAL)
 
     def _wanted(self) -> int:
-        if self._is_paused or self._is_over() or not self.intake.has_room:
+        if self._is_over() or not self.intake.has_room:
             return 0
         prefetch = self._consumer.prefetch
         room = prefetch - len(self._unsettled)
@@ -275,15 +250,15 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
         except asyncio.TimeoutError:
             # The server does not respond to requests for a consumer that does not exist.
-            await self._read_counts()
+            await self._count_unsettled()
 
-    async def _read_counts(self) -> Counts | None:
-        """Return the counts of the durable consumer; None if it cannot be used any more, which ends the connection."""
+    async def _count_unsettled(self) -> int:
+        """Return the number of messages in the hands of all processes. An unusable consumer ends the connection."""
         try:
-            return await self._api.read_counts(*self._place)
+            return await self._api.count_unsettled(*self._place)
         except NoAnswer as error:
             self._end(f"{self._name}: {error}")
-            return None
+            return 0
 
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         if reply.startswith(b"$JS.ACK."):
@@ -314,10 +289,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             text = headers[:200].split(b"\r\n")[0].decode("ascii", "replace")
             self._end(f"{self._name} refuses requests ({text})")
         self._expected = 0
-        self._changed.set()
-
-    def _set_paused(self, paused: bool) -> None:
-        self._is_paused = paused
         self._changed.set()
 
     # Settling
@@ -359,7 +330,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._changed.set()
 
     def _refuse_dead_letter(self, reason: str) -> None:
-        self._refusal = reason
         logger.error(
             "%(subject)s: no stream has stored a dead letter at %(destination)r; the message will come again: "
             "%(reason)s",

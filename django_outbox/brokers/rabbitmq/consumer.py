@@ -1,17 +1,15 @@
 """`RabbitMQConsumer`: reads a queue, and settles what was stored."""
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pika
 from pika.channel import Channel
 
 from django_outbox.brokers.connection_thread import Intake
-from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
 from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.errors import explain
@@ -33,24 +31,23 @@ class Window:
     it. Therefore the first window is one message, and each window that was stored doubles the next one. A reader then
     never returns many more messages than it has stored, so a message that several readers return soon comes first.
 
-    While windows grow, or if the number of messages is limited, settled messages must not make room for others. Such a
-    window is settled as a whole, after the consumer was cancelled: nothing is then on its way from the queue.
+    While windows grow, settled messages must not make room for others. Such a window is settled as a whole, after the
+    consumer was cancelled: nothing is then on its way from the queue.
 
     Args:
-        max_size: size up to which windows grow. A window of that size is refilled, unless `max_messages` is given.
+        max_size: size up to which windows grow. A window of that size is refilled.
 
     Attributes:
-        size: the number of messages that may be unsettled; 0 if none may be delivered.
+        size: the number of messages that may be unsettled.
     """
 
-    def __init__(self, max_size: int, max_messages: int | None) -> None:
+    def __init__(self, max_size: int) -> None:
         self._max_size = max_size
-        self._left = max_messages
         self.restart()
 
     def restart(self) -> None:
         """Begin with the first window of a channel, which numbers its deliveries from 1."""
-        self.size = self._limit(min(FIRST_SIZE, self._max_size))
+        self.size = min(FIRST_SIZE, self._max_size)
         self._delivered = self._stored = self._settled = 0
         self._accepted = 0
         self._rejected: list[int] = []
@@ -66,7 +63,7 @@ class Window:
 
     @property
     def is_refilled(self) -> bool:
-        return self.size == self._max_size and self._left is None
+        return self.size == self._max_size
 
     @property
     def is_complete(self) -> bool:
@@ -75,29 +72,17 @@ class Window:
     def settle(self) -> tuple[int, list[int]]:
         """Return what to settle now: the tag up to which to accept deliveries, or 0, and the tags to reject."""
         accepted, rejected = self._accepted, self._rejected
-        if self._left is not None:
-            self._left = max(self._left - (self._stored - self._settled), 0)
         self._settled = self._stored
         self._accepted, self._rejected = 0, []
         return accepted, rejected
 
     def grow(self) -> None:
-        self.size = self._limit(min(2 * self.size, self._max_size))
-
-    def _limit(self, size: int) -> int:
-        return size if self._left is None else min(size, self._left)
+        self.size = min(2 * self.size, self._max_size)
 
 
 REFUSED_BY_STREAMS = {"x-priority": 0}
 """The default priority of a consumer, which RabbitMQ refuses only if the queue is a stream. Each consumer of a stream
 begins at its end, and `Window` begins another consumer again and again: the messages in between would be skipped."""
-
-CHANNEL_INTERVAL = 0.01
-"""Seconds between two checks that a channel is closed."""
-
-MAX_HOLD_TIME = 600.0
-"""Seconds for which messages are held while the consumer pauses. By default RabbitMQ closes a channel with a message
-that was not acknowledged for 30 minutes (https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout)."""
 
 MANY_RETURNS = 10
 """Minimum number of times that a message was returned to its queue for a warning."""
@@ -145,32 +130,26 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
     def source(self) -> str:
         return f"queue {self.queue!r} at {', '.join(f'{host.host}:{host.port}' for host in self.hosts)}"
 
-    def _make_connection(self, max_messages: int | None) -> "RabbitMQConsumerConnection":
-        return RabbitMQConsumerConnection(self, self._nodes, max_messages)
+    def _make_connection(self) -> "RabbitMQConsumerConnection":
+        return RabbitMQConsumerConnection(self, self._nodes)
 
 
 class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
-    """Consumes a queue, while the reader takes as long as it needs.
-
-    At most `max_messages` will be settled; None is no limit.
-    """
+    """Consumes a queue, while the reader takes as long as it needs."""
 
     kind = "consumer"
 
-    def __init__(self, consumer: RabbitMQConsumer, nodes: Nodes, max_messages: int | None) -> None:
+    def __init__(self, consumer: RabbitMQConsumer, nodes: Nodes) -> None:
         super().__init__(consumer, nodes, lambda connection: DeliveryWire(connection, self._on_delivery))
         self._queue = consumer.queue
         self._key_header = consumer.key_header
         # While one batch is stored, the next one arrives.
-        self._window = Window(min(2 * consumer.batch_size, MAX_SHORT), max_messages)
+        self._window = Window(min(2 * consumer.batch_size, MAX_SHORT))
         self.intake = Intake(2 * consumer.batch_bytes, partial(self._call, self._loop.resume_reading))
         self._channel: Channel | None = None
         self._consumer_tag = ""
         self._is_reading = False
         self._warnings = Allowance(1, WARNING_INTERVAL)
-        self._has_given_back = False
-        self._is_reopening = False
-        self._pausing: Any = None
         self._thread.start()
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
@@ -185,40 +164,6 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         accepted = max((message.tag for message in batch if message.tag not in rejected), default=0)
         self._call(partial(self._on_stored, accepted, sorted(rejected)))
 
-    def pause(self) -> None:
-        # The broker soon delivers no more, because nothing is acknowledged.
-        self.intake.hold()
-        self._call(self._pause)
-
-    def resume(self) -> None:
-        self._call(self._resume)
-
-    def is_drained(self) -> bool:
-        # Twice: when the queue answers, the last message may be on its way from the queue to the channel.
-        return all(self.intake.is_empty and self._is_queue_empty() and self.intake.is_empty for _ in range(2))
-
-    def _is_queue_empty(self) -> bool:
-        answers: SimpleQueue[Any] = SimpleQueue()
-
-        def ask() -> None:
-            channel = self._channel
-            if self._has_given_back or channel is None or not channel.is_open:
-                answers.put(None)
-            else:
-                channel.queue_declare(self._queue, passive=True, callback=answers.put)
-
-        self._call(ask)
-        while not self.error:
-            with suppress(Empty):
-                answer = answers.get(timeout=0.05)
-                if answer is None:
-                    return False
-                # Without its leader, a quorum queue has 0 messages, but also 0 consumers.
-                if self._is_reading and not answer.method.consumer_count:
-                    raise Unavailable(f"queue {self._queue!r} has no leader that counts its consumers: start its nodes")
-                return not answer.method.message_count
-        raise Unavailable(self.error)
-
     def close(self) -> None:
         self._call(partial(self._settle_and_close, "the consumer was closed"))
         self._thread.join(2 * CLOSE_TIMEOUT)
@@ -230,7 +175,6 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
 
     def _on_channel_open(self, channel: Channel) -> None:
         self._channel = channel
-        self._has_given_back = self._is_reopening = False
         self._window.restart()
         channel.add_on_close_callback(self._on_channel_closed)
         channel.add_on_cancel_callback(self._on_cancelled)
@@ -243,14 +187,13 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
             self._begin_window()
 
     def _begin(self) -> None:
-        """Begin to consume. While the consumer pauses, nothing is delivered that would have to be returned."""
-        if self._pausing is None and not self._is_reading:
+        if not self._is_reading:
             self._is_reading = True
             self._begin_window()
 
     def _begin_window(self) -> None:
         channel = self._channel
-        if channel is not None and channel.is_open and self._window.size:
+        if channel is not None and channel.is_open:
             channel.basic_qos(prefetch_count=self._window.size, callback=partial(self._consume, channel))
 
     def _consume(self, channel: Channel, _frame: object) -> None:
@@ -261,9 +204,6 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     # Reading
 
     def _on_delivery(self, delivery: Delivered) -> None:
-        if self._has_given_back:
-            # The channel is being closed, so the broker delivers it again.
-            return
         self._window.note_delivery(delivery.tag)
         incoming = read_delivery(delivery, key_header=self._key_header)
         if incoming.returns >= MANY_RETURNS and self._warnings.take():
@@ -310,38 +250,6 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         if accepted:
             channel.basic_ack(accepted, multiple=True)
 
-    def _pause(self) -> None:
-        # Not by `basic.cancel`: see `_keep_order`.
-        if self._pausing is None:
-            self._pausing = self._loop.call_later(MAX_HOLD_TIME, self._give_back)
-
-    def _resume(self) -> None:
-        if self._pausing is not None:
-            self._loop.remove_timeout(self._pausing)
-            self._pausing = None
-        # On this thread, so that nothing of a closed channel is handed over.
-        self.intake.release()
-        if self._has_given_back and not self._is_reopening:
-            self._is_reopening = True
-            self._reopen()
-
-    def _reopen(self) -> None:
-        if self._channel is not None and self._channel.is_closing:
-            self._loop.call_later(CHANNEL_INTERVAL, self._reopen)
-        elif self._connection.is_open:
-            self._connection.channel(on_open_callback=self._on_channel_open)
-
-    def _give_back(self) -> None:
-        self._pausing = None
-        if self.intake.is_empty:
-            self._pause()
-        elif self._channel is not None and self._channel.is_open:
-            self._settle()
-            self._has_given_back = True
-            self.intake.clear()
-            _keep_order(self._channel)
-            self._channel.close()
-
     # Ending
 
     def _on_cancelled(self, _frame: object) -> None:
@@ -352,7 +260,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
 
     def _on_channel_closed(self, _channel: Channel, error: Exception) -> None:
         # When the connection ends, pika closes its channels too.
-        if not self._has_given_back and self._connection.is_open:
+        if self._connection.is_open:
             self._settle_and_close(f"RabbitMQ closed the channel: {explain(error)}")
 
     def _settle_and_close(self, error: str) -> None:

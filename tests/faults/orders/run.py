@@ -63,7 +63,7 @@ class Run:
                 scene.relays.stop_all()
             # Messages that were delivered again must not make a second invoice.
             nursery.run([*SHOP_RELAY, "--drain"], environment=services.shop())
-            nursery.run([*INBOX, "--drain"], environment=services.billing())
+            nursery.run([*INBOX, "--idle-exit", "10"], environment=services.billing())
             nursery.run([*BILLING_RELAY, "--drain"], environment=services.billing())
             return Result(
                 plan=plan,

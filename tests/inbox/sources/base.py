@@ -38,11 +38,13 @@ class Source(abc.ABC):
         backend: the path of the consumer's class.
         name: the topic of messages that say nothing else.
         port: the port of the broker on this machine.
+        sent: number of messages that were sent since the test has read the source.
     """
 
     backend: ClassVar[str]
     name: str
     port: int
+    sent: int = 0
 
     @property
     @abc.abstractmethod
@@ -58,9 +60,13 @@ class Source(abc.ABC):
         proxy = proxies.open(self.port)
         return self.at(proxy.port), proxy.cut
 
-    @abc.abstractmethod
     def put(self, messages: Sequence[Sent]) -> None:
         """Send messages in their order."""
+        self.sent += len(messages)
+        self._put(messages)
+
+    @abc.abstractmethod
+    def _put(self, messages: Sequence[Sent]) -> None: ...
 
     @abc.abstractmethod
     def unsettled(self) -> int:

@@ -65,11 +65,12 @@ class KafkaSource(Source):
     def _options_at(self, servers: str) -> dict[str, Any]:
         return {"config": {"bootstrap.servers": servers, **QUICK}, "timeout": 2.0}
 
-    def put(self, messages: Sequence[Sent]) -> None:
-        self.write(*map(_record_of, messages))
+    def _put(self, messages: Sequence[Sent]) -> None:
+        write_records(self.producer, self.name, self.partitions, [*map(_record_of, messages)])
 
     def write(self, *records: dict[str, Any]) -> None:
         """Write records, which are arguments of `produce`."""
+        self.sent += len(records)
         write_records(self.producer, self.name, self.partitions, records)
 
     def unsettled(self) -> int:

@@ -38,7 +38,7 @@ class JetStreamSource(Source):
     def at(self, port: int) -> dict[str, Any]:
         return {"servers": nats_url(port=port)}
 
-    def put(self, messages: Sequence[Sent]) -> None:
+    def _put(self, messages: Sequence[Sent]) -> None:
         for each in messages:
             found = {name: getattr(each, field) for field, name in HEADERS.items() if getattr(each, field)}
             self.nats.publish(self.name, each.body, {**found, **each.headers, **each.properties})

@@ -33,7 +33,7 @@ class RabbitMQSource(Source):
     def at(self, port: int) -> dict[str, Any]:
         return {"url": broker_url(port=port)}
 
-    def put(self, messages: Sequence[Sent]) -> None:
+    def _put(self, messages: Sequence[Sent]) -> None:
         for each in messages:
             properties = {
                 "message_id": each.message_id or None,

@@ -38,7 +38,7 @@ class RedisSource(Source):
     def at(self, port: int) -> dict[str, Any]:
         return {"url": server_url(port=port)}
 
-    def put(self, messages: Sequence[Sent]) -> None:
+    def _put(self, messages: Sequence[Sent]) -> None:
         for each in messages:
             headers = json.dumps(each.headers) if each.headers else ""
             texts = {"id": each.message_id, "type": each.type, "key": each.key, "headers": headers}

@@ -14,9 +14,10 @@ from django_outbox.deployment import REQUIRED, missing_schema
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import LIMITS
+from django_outbox.management.arguments import seconds
 from django_outbox.management.live import LiveFigures, Rate
 from django_outbox.management.proof import CheckResult, check_deployment
-from django_outbox.management.service import ServiceCommand, print_line
+from django_outbox.management.service import ServiceCommand
 
 
 class InboxFigures:
@@ -46,7 +47,7 @@ class Command(ServiceCommand):
     examples = """
   manage.py run_inbox                        read the queues of all consumers
   manage.py run_inbox --consumer billing     read one of them only
-  manage.py run_inbox --drain                stop when the queues are empty
+  manage.py run_inbox --idle-exit 30         stop when nothing came for 30 seconds
   manage.py run_inbox --check                prove that the consumers can work
 """
     unfinished = "The current batches were not finished in time. Their messages are still in the queue."
@@ -61,11 +62,18 @@ class Command(ServiceCommand):
             help="Run only this consumer; may be repeated (default: all consumers).",
         )
         self.add_stop_arguments(parser)
-        self.add_end_arguments(
-            parser,
-            drain="Stop when the queues are empty.",
-            once="Store one batch of each consumer, then stop.",
-            check="Check the database, its migrations and that each consumer finds its queue, then stop. Exits with 1 "
+        until = parser.add_mutually_exclusive_group()
+        until.add_argument(
+            "--idle-exit",
+            metavar="SECONDS",
+            type=seconds,
+            help="Stop when no consumer has received anything for SECONDS (default: never).",
+        )
+        until.add_argument(
+            "--check",
+            action="store_true",
+            dest="only_check",
+            help="Check the database, its migrations and that each consumer finds its queue, then stop. Exits with 1 "
             "if anything is wrong.",
         )
 
@@ -74,7 +82,7 @@ class Command(ServiceCommand):
             inbox = Inbox(
                 using=self.get_database(options),
                 consumers=options["consumer"],
-                max_messages=options["max_messages"],
+                idle_exit=options["idle_exit"],
                 stop_timeout=options["stop_timeout"],
                 limits=self.limits,
             )
@@ -86,15 +94,7 @@ class Command(ServiceCommand):
             return
         self.require_schema(inbox.using, [*REQUIRED, HandledMessage])
         with self.working(inbox.using, InboxFigures(inbox).read):
-            if options["drain"]:
-                inbox.drain()
-            elif options["once"]:
-                inbox.read_once()
-            else:
-                inbox.run()
-        # An inbox that runs until it is stopped has its totals in the log.
-        if self.verbosity > 0 and (options["drain"] or options["once"]):
-            print_line(self.stdout, f"{inbox.tally}.")
+            inbox.run()
 
 
 def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[CheckResult]:

@@ -19,7 +19,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0)
         last = Invoice.objects.aggregate(last=Max("id"))["last"] or 0
-        call_command("run_inbox", "--drain", verbosity=0)
+        call_command("run_inbox", "--idle-exit", "2", verbosity=0)
         call_command("run_outbox", "--drain", "--publisher", "handlers", verbosity=0)
         for number in Invoice.objects.filter(id__gt=last).order_by("id").values_list("order_number", flat=True):
             self.stdout.write(str(number))
