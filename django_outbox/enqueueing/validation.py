@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable, DatabaseDefault
+from django.http import QueryDict
+from django.utils.datastructures import MultiValueDict
 from django.utils.timezone import is_naive
 
 from django_outbox.conf import get_settings
@@ -292,6 +294,11 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # digit, because a search for one character is quick.
 _LONG_NUMBER = re.compile(r"[0-9](?:[0-9]{19}|(?<=-[0-9])[0-9]{18})")
 
+# A key that was perhaps no string. It begins with what only follows keys, because there are few of these.
+_CONVERTED_KEY = re.compile('": (?:(?<=[0-9]": )|(?<="true": )|(?<="false": )|(?<="null": ))')
+
+_SEVERAL_VALUES = {MultiValueDict, QueryDict}
+
 
 def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
     """Return a value as JSON.
@@ -304,6 +311,8 @@ def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
     # An escape may stand for a character that cannot be stored.
     if source.isascii() and source and "\\u" not in source and not _needs_closer_look(source, len(source), store):
         return Json(source, len(source))
+    if isinstance(value, dict) and not _SEVERAL_VALUES.isdisjoint(map(type, (value, *value.values()))):
+        _refuse_first_mistake(field, value, store)
     try:
         text = _encode(value)
         size = len(text.encode())
@@ -322,6 +331,7 @@ def _needs_closer_look(text: str, size: int, store: Store) -> bool:
         or text.count("[") + text.count("{") > store.max_json_depth
         or size > (store.max_json_key_bytes or size)
         or _LONG_NUMBER.search(text) is not None
+        or _CONVERTED_KEY.search(text) is not None
         or not store.can_store(text)
     )
 
@@ -395,6 +405,11 @@ def _problem_of_container(node: _Node, store: Store) -> str:
         if _contains_itself(node):
             return "is not JSON: it contains itself."
         return f"is nested too deeply for the database; the limit is {store.max_json_depth} levels."
+    if isinstance(node.value, MultiValueDict):
+        return (
+            f"is a {_kind(node.value)}, of which JSON keeps only the last value of each key. Pass dict(value.lists()), "
+            "or value.dict() if one value of each is enough."
+        )
     return _problem_of_keys(node.value, store) if isinstance(node.value, dict) else ""
 
 
@@ -408,18 +423,23 @@ def _contains_itself(node: _Node) -> bool:
 
 
 def _problem_of_keys(value: dict[Any, Any], store: Store) -> str:
+    names: set[str] = set()
     for key in value:
+        name = key
         if isinstance(key, str):
             if problem := _problem_of_text(_encode(key), store):
                 return f"the key {_name(key)} {problem}"
             limit, size = store.max_json_key_bytes, len(key.encode())
             if limit and size > limit:
                 return f"the key {_name(key)} is {size:,} bytes long in UTF-8; the limit is {limit:,}."
-            continue
-        try:
-            _encode({key: None})
-        except (TypeError, ValueError) as error:
-            return f"a key {_not_json(error, key)}"
+        else:
+            try:
+                (name,) = json.loads(_encode({key: None}))
+            except (TypeError, ValueError) as error:
+                return f"a key {_not_json(error, key)}"
+        if name in names:
+            return f"has two keys that JSON writes as {_name(name)}, and only one would arrive. Rename one of them."
+        names.add(name)
     return ""
 
 

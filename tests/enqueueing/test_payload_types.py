@@ -4,14 +4,21 @@ import datetime
 import decimal
 import json
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import models, transaction
+from django.db import connections, models, transaction
+from django.http import QueryDict
 from django.utils import translation
+from django.utils.datastructures import MultiValueDict
+from django.utils.duration import duration_iso_string
 from django.utils.translation import gettext_lazy
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from django_outbox import OutboxMessage, enqueue
+from django_outbox import InvalidMessage, OutboxMessage, enqueue
 from tests.conftest import ALIASES
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -50,3 +57,102 @@ def test_a_payload_becomes_this_json(using: str, value: Any, expected: str):
         enqueue("order.created", {"value": value}, headers={"value": value}, using=using)
     message = OutboxMessage.objects.using(using).get()
     assert message.payload == message.headers == {"value": json.loads(expected)}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({1: "a", "1": "b"}, 'two keys that JSON writes as "1", and only one would arrive. Rename one of them.'),
+        ({"null": 1, None: 2}, 'JSON writes as "null"'),
+        ({True: 1, "true": 2}, 'JSON writes as "true"'),
+        ({"false": 1, False: 2}, 'JSON writes as "false"'),
+        ({1.5: 1, "1.5": 2}, 'JSON writes as "1.5"'),
+        ({1e22: 1, "1e+22": 2}, 'JSON writes as "1e+22"'),
+        ({Size.SMALL: 1, "1": 2}, 'JSON writes as "1"'),
+        (
+            QueryDict("a=1&a=2"),
+            "is a QueryDict, of which JSON keeps only the last value of each key. Pass dict(value.l",
+        ),
+        (MultiValueDict({"a": [1, 2]}), "is a MultiValueDict"),
+    ],
+)
+def test_values_of_which_json_would_lose_a_part_are_refused(using: str, value: Any, problem: str):
+    for field, payload, headers in (
+        ("payload", value, {}),
+        ('payload["a"]', {"a": value}, {}),
+        ('headers["a"]', 1, {"a": value}),
+    ):
+        with pytest.raises(InvalidMessage) as info:
+            enqueue("order.created", payload, headers=headers, using=using, require_transaction=False)
+        assert str(info.value).startswith(f"{field}: ")
+        assert problem in str(info.value)
+
+
+def key_as_json(key: Any) -> str:
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+DOCUMENTED: dict[type, Callable[[Any], Any]] = {
+    datetime.date: datetime.date.isoformat,
+    datetime.timedelta: duration_iso_string,
+    decimal.Decimal: str,
+    uuid.UUID: str,
+}
+
+
+def as_documented(value: Any, using: str) -> Any:
+    """What the table says of a value."""
+    if isinstance(value, dict):
+        return {key_as_json(key): as_documented(each, using) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_documented(each, using) for each in value]
+    if isinstance(value, datetime.datetime | datetime.time):
+        text = value.isoformat(timespec="milliseconds" if value.microsecond else "auto")
+        return text.removesuffix("+00:00") + "Z" * text.endswith("+00:00")
+    if isinstance(value, float) and connections[using].vendor == "postgresql":
+        return int(decimal.Decimal(repr(value))) if abs(value) >= 1e16 else value or 0.0
+    return DOCUMENTED.get(type(value), lambda same: same)(value)
+
+
+def collide(value: Any) -> bool:
+    """Return whether an object has a name twice."""
+    if isinstance(value, dict):
+        return len({*map(key_as_json, value)}) < len(value) or any(map(collide, value.values()))
+    return isinstance(value, list | tuple) and any(map(collide, value))
+
+
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
+zones = st.timezones() | st.integers(-1000, 1000).map(lambda n: datetime.timezone(datetime.timedelta(minutes=n)))
+keys = text | st.sampled_from([0, 1, "0", "1", "1.5", 1.5, None, "null", True, "true", "1e+22", 1e22]) | st.integers()
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text
+    | st.decimals(allow_nan=False, allow_infinity=False)
+    | st.uuids()
+    | st.dates()
+    | st.times()
+    | st.datetimes(timezones=st.none() | st.just(UTC) | zones)
+    | st.timedeltas(),
+    lambda children: st.lists(children) | st.tuples(children, children) | st.dictionaries(keys, children),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(payload=values)
+@example([1e22, -0.0, 0.0, 1e16, 1e15, -1.5e300, 5e-324, 1e-7, 123456789.123456789])
+@example({"a1": {"1": 1, 2: 2}, "true": 1, False: 2})
+@example([{1: 1, "1": 2}])
+def test_any_payload_arrives_as_the_table_says_or_is_refused(using: str, payload: Any):
+    message = None
+    with transaction.atomic(using=using), suppress(InvalidMessage):
+        message = enqueue("order.created", payload, using=using)
+    assert (message is None) is collide(payload)
+    if message is not None:
+        message.refresh_from_db()
+        # As text, True differs from 1, 1 from 1.0 and 0.0 from -0.0.
+        expected = as_documented(payload, using)
+        assert json.dumps(message.payload, sort_keys=True) == json.dumps(expected, sort_keys=True)
