@@ -574,6 +574,14 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
+        if isinstance(store, PostgreSQLStore) and (behind := store.find_values_behind()):
+            yield Warning(
+                f"The database {alias!r} gives new messages ids that are in use: its sequence is at {behind[0]}, "
+                f"and the greatest id is {behind[1]}. Then enqueue() raises an IntegrityError.",
+                hint=f'Run the SQL that "manage.py sqlsequencereset django_outbox --database={alias}" prints. Logical '
+                "replication does not copy the values of sequences before PostgreSQL 19.",
+                id="django_outbox.W029",
+            )
 
 
 def _check_server(store: MySQLStore, settings: OutboxSettings | None) -> Iterator[CheckMessage]:

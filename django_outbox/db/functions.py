@@ -43,6 +43,29 @@ SERVER = "(SELECT system_identifier::text FROM pg_control_system())"
 """SQL of the identifier of a PostgreSQL server, which numbers the transactions."""
 
 
+WRITER = """(
+    pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+    - (pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {row}xmin::text::bigint & 4294967295)
+)::text::xid8"""
+"""SQL of the whole number of the transaction that wrote a visible row of PostgreSQL into its table on this server."""
+
+
+class Writer(Func):
+    """The number of the transaction that wrote a row, the column of which it is given, on PostgreSQL; NULL on others.
+
+    It differs from the number in the row if the row was copied by a dump or by logical replication.
+    """
+
+    template = "NULL"
+    output_field = BigIntegerField()
+
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> tuple[str, Any]:
+        column, _ = compiler.compile(self.source_expressions[0])
+        return WRITER.format(row=column.rpartition(".")[0] + "."), ()
+
+
 class CurrentServer(Func):
     """The identifier of the server on PostgreSQL; blank on other databases."""
 

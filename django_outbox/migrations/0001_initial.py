@@ -71,6 +71,7 @@ class Migration(migrations.Migration):
                 ('page_start', models.BigIntegerField(default=0)),
                 ('page_end', models.BigIntegerField(default=0)),
                 ('last_id', models.BigIntegerField(default=0)),
+                ('xid', django_outbox.db.fields.TransactionIdField(db_default=django_outbox.db.functions.CurrentTransaction(), editable=False, null=True)),
                 ('relay', models.CharField(blank=True, default='', max_length=255)),
                 ('moved_at', models.DateTimeField(db_default=django_outbox.db.functions.DatabaseNow())),
             ],

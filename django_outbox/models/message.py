@@ -366,12 +366,13 @@ class OutboxMessage(models.Model):
         return Status.PENDING
 
     def _is_behind_position(self) -> bool:
-        """Return whether it is streamed and delivered, by a query if it is streamed."""
+        """Return whether it is streamed and delivered, by queries if it is streamed."""
         if not (self.is_streamed and isinstance(self.xid, int)):
             return False
         positions = StreamPosition.objects.using(self._state.db).with_server().filter(publisher=self.publisher)
         of_message = [each for each in positions if each.is_of(self.partition, self.pk)]
-        return any(each.is_behind(self.xid, self.pk) for each in of_message)
+        row = OutboxMessage.objects.using(self._state.db).filter(pk=self.pk)
+        return any(not row.filter(each.ahead).exists() for each in of_message)
 
     @property
     def is_streamed(self) -> bool:

@@ -7,7 +7,8 @@ from django.db.models import Case, Q, Value, When
 from django.db.models.functions import Abs, Mod
 from django.db.models.lookups import Exact
 
-from django_outbox.db.functions import CurrentServer, DatabaseNow
+from django_outbox.db.fields import TransactionIdField
+from django_outbox.db.functions import CurrentServer, DatabaseNow, Writer
 from django_outbox.db.snapshots import NOTHING, Snapshot
 
 
@@ -16,7 +17,7 @@ class StreamPositionQuerySet(models.QuerySet["StreamPosition"]):
 
     def with_server(self) -> "StreamPositionQuerySet":
         """Let the positions know the server that they are read from, without which they cannot notice a restore."""
-        return self.annotate(current_server=CurrentServer())
+        return self.annotate(current_server=CurrentServer(), writer=Writer("id"))
 
 
 class StreamPosition(models.Model):
@@ -33,6 +34,7 @@ class StreamPosition(models.Model):
         page_start: the least id of the page's messages that began after `passed`.
         page_end: messages of the page up to this id are delivered.
         last_id: the greatest id of the messages that were delivered.
+        xid: the transaction that moved the position last. A copy of the row was written by another one.
         relay: the process that moved the position last.
         moved_at: when it did.
     """
@@ -46,6 +48,7 @@ class StreamPosition(models.Model):
     page_start = models.BigIntegerField(default=0)
     page_end = models.BigIntegerField(default=0)
     last_id = models.BigIntegerField(default=0)
+    xid = TransactionIdField()
     relay = models.CharField(max_length=255, blank=True, default="")
     moved_at = models.DateTimeField(db_default=DatabaseNow())
 
@@ -63,8 +66,15 @@ class StreamPosition(models.Model):
 
     @property
     def is_restored(self) -> bool:
-        """Whether it comes from another server, by a restore, and no relay has been there since."""
-        return self.server not in {"", getattr(self, "current_server", self.server)}
+        """Whether it comes from another server, by a restore or replication, and no relay has been there since."""
+        return self.server not in {"", getattr(self, "current_server", self.server)} or self._copied_by is not None
+
+    @property
+    def _copied_by(self) -> int | None:
+        """The transaction with which a dump or logical replication has copied the row to this server, if one has."""
+        writer: int | None = getattr(self, "writer", None)
+        is_copied = self.server != "" and writer is not None and (writer - (self.xid or 0)) % 2**32 != 0
+        return writer if is_copied else None
 
     @property
     def ahead(self) -> Q:
@@ -77,6 +87,8 @@ class StreamPosition(models.Model):
         if self.is_restored:
             # Written on this server, whatever the numbers of its transactions are.
             ahead |= Q(id__gt=self.last_id)
+            if self._copied_by is not None:
+                ahead |= Q(xid__gt=self._copied_by, xid__lte=Writer("id"))
         ahead &= Q(publisher=self.publisher)
         if self.count > 1:
             number = Case(
@@ -88,13 +100,6 @@ class StreamPosition(models.Model):
     def is_of(self, partition: int, id: int) -> bool:
         """Return whether this is the position of a message of the publisher."""
         return number_of(partition, id, self.count) == self.number
-
-    def is_behind(self, xid: int, id: int) -> bool:
-        """Return whether a streamed message of this position is delivered."""
-        if self.is_restored and id > self.last_id:
-            return False
-        page = Snapshot.read(self.page or NOTHING)
-        return Snapshot.read(self.passed).sees(xid) or (id <= self.page_end and page.sees(xid))
 
 
 def number_of(partition: int, id: int, count: int) -> int:

@@ -135,6 +135,8 @@ class Delivery:
         tally = Tally()
         try:
             tally = self._deliverer.deliver(limit)
+        except RelayUnavailable as error:
+            return Round(publisher_outage=str(error), looked=True)
         finally:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:

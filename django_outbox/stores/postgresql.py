@@ -299,6 +299,13 @@ ON CONFLICT (message_id, publisher) DO NOTHING
 """
 
 
+FIND_SEQUENCE = """
+SELECT name, has_sequence_privilege(name, 'SELECT') FROM pg_get_serial_sequence('{table}', 'id') name
+"""
+
+FIND_VALUES = "SELECT last_value, (SELECT max(id) FROM {table}) FROM {sequence}"
+
+
 class PostgreSQLStore(LockingStore):
     """Claims with FOR UPDATE SKIP LOCKED over the partial indexes."""
 
@@ -520,6 +527,14 @@ class PostgreSQLStore(LockingStore):
         looks = [DUE_IN_SCHEMA.format(schema=f'"{schema}"') for schema in quoted]
         arguments = [argument for schema in schemas for argument in (schema, [*publishers])]
         return [(schema, alias) for schema, alias in self.fetch(" UNION ALL ".join(looks), arguments)]
+
+    def find_values_behind(self) -> tuple[int, int] | None:
+        """Return the value of the sequence of ids and the greatest id, if the next ids may be in use."""
+        ((sequence, may_read),) = self.fetch(FIND_SEQUENCE)
+        if not may_read:
+            return None
+        ((value, greatest),) = self.fetch(FIND_VALUES.replace("{sequence}", sequence))
+        return (value, greatest) if value < (greatest or 0) else None
 
     def insert_rows(self, rows: Sequence[NewRow]) -> int:
         return self.execute(INSERT_ROWS, [json.dumps(rows)])

@@ -19,12 +19,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from django_outbox.db.functions import SERVER
+from django_outbox.db.functions import SERVER, WRITER
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.models.links import find_linked
 from django_outbox.stores.claiming import Row
-from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array, number_in, visible
+from django_outbox.stores.postgresql import BATCH, FIND_SEQUENCE, PostgreSQLStore, array, number_in, visible
 from django_outbox.stores.rows import Purged
 
 IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
@@ -32,8 +32,15 @@ IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NU
 # The same condition, as the planner does not connect it with the index of streamed messages.
 IS_STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
 
-POSITION = """
-SELECT ctid::text, number, count, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE """
+COPIED = "copied"
+"""The server of a position that no relay has moved on this one, although this one may have the same identifier."""
+
+# A row that a dump or logical replication has copied was written by another transaction than the one that moved it.
+POSITION = f"""
+SELECT ctid::text, number, count, CASE WHEN server = '' OR xmin = xid::xid THEN server ELSE '{COPIED}' END,
+    passed, page, page_start, page_end, last_id,
+    CASE WHEN xmin = xid::xid THEN '' ELSE {WRITER.format(row="")}::text END
+FROM {{positions}} WHERE """
 
 # By its address if possible: while a transaction holds an old snapshot, a search steps over all versions of the row.
 LOCK = f"""{POSITION} ctid = %s::tid AND publisher = %s AND number <> ALL(%s::integer[])
@@ -143,7 +150,7 @@ READ = BATCH.format(
 MOVE = """
 UPDATE {positions}
 SET server = %s, passed = %s, page = %s, page_start = %s, page_end = %s, last_id = %s, relay = %s,
-    moved_at = statement_timestamp()
+    xid = pg_current_xact_id(), moved_at = statement_timestamp()
 WHERE ctid = %s::tid AND publisher = %s RETURNING ctid::text
 """
 
@@ -157,13 +164,11 @@ AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
 
 MOVE_ONE = f"{TO_TABLE} id = %s AND {IS_STREAMED_BY_ID} AND {AHEAD}"
 
-# Logical replication does not copy the values of sequences. If the sequence is behind the position, messages of this
-# server have got the ids of deleted ones.
-RESTORED = f"""({AHEAD} OR id <= coalesce((SELECT last_value FROM {{sequence}} WHERE last_value < %s), 0))"""
-
-FIND_SEQUENCE = """
-SELECT name, has_sequence_privilege(name, 'SELECT') FROM pg_get_serial_sequence('{table}', 'id') name
-"""
+# Logical replication does not copy the values of sequences. Messages of this server may have got the ids of deleted
+# ones: until the sequence is set, all up to its value; and those that were written after the position was copied.
+RESTORED = f"""({AHEAD}
+    OR id <= coalesce((SELECT last_value FROM {{sequence}} WHERE last_value < %s), 0)
+    OR (xid > nullif(%s, '')::xid8 AND xid <= {WRITER.format(row="")}) IS TRUE)"""
 
 LIST_RESTORED = (
     f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {RESTORED}{{own}} ORDER BY id LIMIT %s"
@@ -222,6 +227,12 @@ UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::b
 
 FIND_SERVER = f"SELECT {SERVER}"
 
+# Subscriptions that are disabled write nothing.
+FIND_SUBSCRIPTIONS = """
+SELECT quote_ident(subname) FROM pg_subscription JOIN pg_subscription_rel ON srsubid = pg_subscription.oid
+WHERE subenabled AND srrelid = '{table}'::regclass ORDER BY 1
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
@@ -229,6 +240,7 @@ class StoredPosition:
 
     Attributes:
         address: where its row is; it changes whenever the position moves.
+        copied: the transaction that copied it to this server; blank if a relay has moved it here.
     """
 
     address: str = ""
@@ -240,11 +252,17 @@ class StoredPosition:
     page_start: int = 0
     page_end: int = 0
     last_id: int = 0
+    copied: str = ""
 
     @property
     def of_states(self) -> list[Any]:
         """The parameters of `AHEAD`."""
         return [self.last_id, self.passed, self.page, self.page_end, self.page]
+
+    @property
+    def of_restored(self) -> list[Any]:
+        """The parameters of `RESTORED`."""
+        return [*self.of_states, self.last_id, self.copied]
 
     @property
     def only_own(self) -> str:
@@ -369,26 +387,27 @@ class Stream:
             return False
         if len(found) == before == count:
             return True
+        server = self.find_server()
         if len(found) < before:
             new = positions
+        elif any(position.server not in {"", server} for position in found):
+            # Another server has numbered the transactions.
+            return False
         elif count % before == 0:
             new = [replace(positions[number % before], number=number, count=count) for number in range(count)]
-        elif (position := self._join(positions, limit)) is not None:
+        elif (position := self._join(positions, server, limit)) is not None:
             new = [replace(position, number=number, count=count) for number in range(count)]
         else:
             return False
         rows = StreamPosition.objects.using(self._store.connection.alias)
         rows.filter(publisher=self._publisher).delete()
-        values = [{name: value for name, value in asdict(position).items() if name != "address"} for position in new]
+        other = {"address", "copied"}
+        values = [{name: value for name, value in asdict(position).items() if name not in other} for position in new]
         rows.bulk_create([StreamPosition(publisher=self._publisher, relay=self._relay, **each) for each in values])
         return len(new) == count
 
-    def _join(self, positions: Sequence[StoredPosition], limit: int) -> StoredPosition | None:
+    def _join(self, positions: Sequence[StoredPosition], server: str, limit: int) -> StoredPosition | None:
         """Return a position at which all positions stand together, and move to the table what is left before it."""
-        server = self.find_server()
-        if any(position.server != server for position in positions):
-            # Another server has numbered the transactions.
-            return None
         ((text, own),) = self._fetch(CURRENT)
         joined, ahead = Snapshot.read(text, own), []
         for position in positions:
@@ -455,7 +474,7 @@ class Stream:
             self._relay,
         ]
         ((address,),) = self._fetch(MOVE, [*values, position.address, self._publisher])
-        return replace(position, address=address)
+        return replace(position, address=address, copied="")
 
     def move_to_table(self, ids: Iterable[int]) -> int:
         """Make streamed messages pending ones, which are due in the table, and return their number."""
@@ -479,7 +498,7 @@ class Stream:
         ((number, server),) = self._fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states], position)
         first: Sequence[int] = ()
         if position.server not in {"", server}:
-            of_restored = [self._publisher, *position.of_states, position.last_id, limit + 1]
+            of_restored = [self._publisher, *position.of_restored, limit + 1]
             restored = self._fetch(self._with_sequence(LIST_RESTORED, optional=True), of_restored, position)
             number, first = len(restored), restored[0] if restored else ()
         elif number:
@@ -519,17 +538,22 @@ class Stream:
         """Return the identifier of the server, which numbers the transactions."""
         return str(self._fetch(FIND_SERVER)[0][0])
 
-    def settle_in_table(self, position: StoredPosition, limit: int) -> int:
-        """Give streamed messages the state in the table that their position has given them, and return their number.
+    def find_subscriptions(self) -> list[str]:
+        """Return the names of the subscriptions that write messages of another server into the table."""
+        return [name for (name,) in self._fetch(FIND_SUBSCRIPTIONS)]
 
-        Those that are not delivered come first. Pending messages in the table lose the numbers of their transactions.
+    def settle_in_table(self, position: StoredPosition, limit: int) -> tuple[int, int, int]:
+        """Give streamed messages the state in the table that their position has given them.
+
+        Return how many have become pending, which come first, and how many processed, and the number of messages in the
+        table that have lost the numbers of their transactions. One of them is above 0 until all is done.
         """
-        of_restored = [self._publisher, *position.of_states, position.last_id, limit]
-        return (
-            self._execute(self._with_sequence(RESTORED_TO_TABLE), of_restored, position)
-            or self._execute(self._with_sequence(BEHIND_TO_TABLE), of_restored, position)
-            or self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, position)
-        )
+        of_restored = [self._publisher, *position.of_restored, limit]
+        if pending := self._execute(self._with_sequence(RESTORED_TO_TABLE), of_restored, position):
+            return pending, 0, 0
+        if processed := self._execute(self._with_sequence(BEHIND_TO_TABLE), of_restored, position):
+            return 0, processed, 0
+        return 0, 0, self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, position)
 
     def _with_sequence(self, sql: str, *, optional: bool = False) -> str:
         """Name the sequence of ids, or none if there is none; with `optional`, neither if this role may not read it."""

@@ -8,12 +8,12 @@ import pytest
 from django.apps import apps
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import IntegrityError, connections, transaction
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import OutboxMessage
+from django_outbox import OutboxMessage, enqueue
 from django_outbox.brokers.memory import MemoryPublisher
 from django_outbox.brokers.outcomes import check_publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
@@ -259,6 +259,21 @@ def test_w021_pending_messages_of_unknown_publishers(using: str):
     problems = [p for p in run_checks(tags=[TAG], databases=[using]) if p.id == "django_outbox.W021"]
     assert [p.msg.split("'")[3] for p in problems] == ["gone", "keyed"]
     assert all("OUTBOX['PUBLISHERS']" in str(p.hint) for p in problems)
+
+
+@pytest.mark.django_db(databases=["postgresql"])
+def test_w029_the_sequence_of_ids_is_behind_the_greatest_id():
+    using = "postgresql"
+    put(3, using)
+    assert "django_outbox.W029" not in database_checks(using)
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT setval('django_outbox_outboxmessage_id_seq', max(id) - 1) FROM django_outbox_outboxmessage"
+        )
+    problem = database_checks(using)["django_outbox.W029"]
+    assert "sqlsequencereset django_outbox --database=postgresql" in str(problem.hint)
+    with pytest.raises(IntegrityError), transaction.atomic(using=using):
+        enqueue("t", 1, using=using)
 
 
 @pytest.mark.django_db(databases=ALIASES)

@@ -39,9 +39,14 @@ def find_postgres() -> Path:
 
 
 class Server:
-    """A server in its own folder, and the alias of its database."""
+    """A server in its own folder, and the alias of its database.
 
-    def __init__(self, nursery: Nursery) -> None:
+    Args:
+        programs: the folder of the programs of PostgreSQL.
+    """
+
+    def __init__(self, nursery: Nursery, programs: Path | None = None) -> None:
+        self.programs = programs or find_postgres().parent
         self._nursery, self._user, self.port = nursery, unprivileged("postgres", "nobody"), free_port()
         self._process: Child | None = None
         self.data = nursery.directory / str(self.port)
@@ -54,13 +59,14 @@ class Server:
         connections.settings[self.alias] = {**known, **address}
 
     def run(self, name: str, *arguments: object) -> None:
-        self._nursery.run([find_postgres().with_name(name), *map(str, arguments)], user=self._user)
+        command: list[str | Path] = [self.programs / name, *map(str, arguments)]
+        self._nursery.run(command, user=self._user, directory=self.data)
 
     def make(self) -> None:
         self.run("initdb", "-D", self.data, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "-N")
 
     def start(self) -> None:
-        command: list[str | Path] = [find_postgres(), "-D", self.data, "-p", str(self.port), *OPTIONS]
+        command: list[str | Path] = [self.programs / "postgres", "-D", self.data, "-p", str(self.port), *OPTIONS]
         self._process = self._nursery.start(self.alias, command, user=self._user)
         eventually(self._answers, "the server answers")
 
@@ -73,6 +79,10 @@ class Server:
         connections[self.alias].close()
         if self._process:
             self._process.kill()
+
+    def stop(self) -> None:
+        connections[self.alias].close()
+        self.run("pg_ctl", "-D", self.data, "-w", "-m", "fast", "stop")
 
     def migrate(self) -> None:
         call_command("migrate", "django_outbox", database=self.alias, verbosity=0)

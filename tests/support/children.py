@@ -81,6 +81,7 @@ class Nursery:
         *,
         environment: Mapping[str, str] | None = None,
         user: str | None = None,
+        directory: Path | None = None,
         timeout: float = 120,
     ) -> str:
         """Run a command to its end, and return what it printed.
@@ -91,7 +92,7 @@ class Nursery:
         ended = subprocess.run(
             [str(part) for part in command],
             env=environment,
-            cwd=self.directory,
+            cwd=directory or self.directory,
             user=user,
             extra_groups=[] if user else None,
             stdin=subprocess.DEVNULL,

@@ -19,6 +19,8 @@ from django.db import OperationalError, connections
 from django_outbox.db.fields import partition_of
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models.positions import number_of
 from django_outbox.relay.sources.table import TableSource
@@ -47,6 +49,9 @@ ARRANGE_INTERVAL = 10.0
 
 ARRANGE_PATIENCE = 5.0
 """Seconds to wait for a worker that is delivering from one of the positions."""
+
+CHECK_INTERVAL = 10.0
+"""Seconds between two looks for a subscription that writes messages of another server."""
 
 CATCH_UP_INTERVAL = 0.1
 """Seconds between two moves of a position without messages past the messages of the others."""
@@ -117,6 +122,9 @@ class SnapshotSource(TableSource):
         self._session = object()
         self._checked_session: object = None
         self._server = ""
+        self._check_at = 0.0
+        # The messages of a position of another server that have become pending, and those that were delivered there.
+        self._recovered = (0, 0)
         # What the last claim from the stream has found:
         self._goes_on = False  # more, although it returned no message
         self._has_nothing = False  # nothing in the positions that other workers leave to this one
@@ -424,21 +432,49 @@ class SnapshotSource(TableSource):
         """Return the position, as it is on this server; None while messages of another one are being settled.
 
         A dump that is restored into another server has numbers of transactions that mean nothing there.
+
+        Raises:
+            RelayUnavailable: a subscription writes messages, with numbers that this server's position may be past.
         """
-        if self._session is self._checked_session and position.server == self._server:
+        is_checked = self._session is self._checked_session and time.monotonic() < self._check_at
+        if is_checked and position.server == self._server:
             return position
+        if subscriptions := stream.find_subscriptions():
+            raise RelayUnavailable(
+                f"a subscription writes messages of another server into the database {self.using!r}, and a stream "
+                "would miss some. Stop the relays of that server, wait until its messages have arrived, and run: "
+                f"DROP SUBSCRIPTION {', '.join(subscriptions)}"
+            )
+        self._check_at = time.monotonic() + CHECK_INTERVAL
         server = stream.find_server()
         if position.server and position.server != server:
             self._know(position, NOTHING)
-            self._goes_on = bool(stream.settle_in_table(position, RECOVERED))
+            pending, processed, others = stream.settle_in_table(position, RECOVERED)
+            self._recovered = (self._recovered[0] + pending, self._recovered[1] + processed)
+            self._goes_on = bool(pending or processed or others)
             if self._goes_on:
                 return None
+            self._report_recovery()
             position = replace(position, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
         if position.server != server:
             # It is looked at again, because this transaction may be rolled back.
             return stream.move(replace(position, server=server))
         self._checked_session, self._server = self._session, server
         return position
+
+    def _report_recovery(self) -> None:
+        pending, processed = self._recovered
+        self._recovered = (0, 0)
+        logger.warning(
+            "Publisher %(publisher)r: the position of its stream was copied from another server to database "
+            "%(database)r. %(pending)d messages that it had not passed are due in the table; %(processed)d are marked "
+            "as processed. What a relay has delivered there since the copy was made is sent again.",
+            event="relay.position_copied",
+            publisher=self._publisher_alias,
+            database=self.using,
+            pending=pending,
+            processed=processed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
