@@ -338,7 +338,11 @@ class OutboxMessage(models.Model):
             # One event may go to several publishers.
             models.UniqueConstraint(fields=["message_id", "publisher"], name="outbox_unique_message"),
             # If another program omits partition or blocks_key, the INSERT must fail: order would be lost silently.
-            models.CheckConstraint(condition=Q(key="", partition=0) | Q(partition__gt=0), name="outbox_key_partition"),
+            models.CheckConstraint(
+                # SQLite has no limit of its own.
+                condition=Q(key="", partition=0) | Q(partition__gt=0, partition__lte=2**31 - 1),
+                name="outbox_key_partition",
+            ),
             models.CheckConstraint(
                 condition=Q(blocks_key=True, partition__gt=0, processed_at__isnull=True)
                 | Q(blocks_key=False, partition=0)

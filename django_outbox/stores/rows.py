@@ -192,6 +192,9 @@ def read_headers(text: str) -> dict[str, Any]:
     headers = {} if text == "{}" else json.loads(text)
     if not isinstance(headers, dict):
         raise TypeError(f"its JSON is of type {type(headers).__name__}, not an object")
+    if "\\u" in text and "\\ud" in text.lower():
+        # Of a lone surrogate, which no broker can be given.
+        json.dumps(headers, ensure_ascii=False).encode()
     return headers
 
 

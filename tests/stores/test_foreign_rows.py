@@ -89,6 +89,7 @@ UNREADABLE: dict[str, tuple[str, str, str, str]] = {
         if sys.version_info < (3, 12)
         else {}
     ),
+    "a header with a lone surrogate": (SQLITE, "headers", """'{"n": ["\\uD83d"]}'""", "surrogates not allowed"),
     "a garbled message_id": (SQLITE, "message_id", "'garbage {id}'", "message_id cannot be read"),
     "a message_id of bytes": (SQLITE, "message_id", "CAST('ff{id}' AS BLOB)", "message_id cannot be read"),
     "a time with a 13th month": (SQLITE, "occurred_at", "'2026-13-45 00:00:00'", "occurred_at cannot be read"),
