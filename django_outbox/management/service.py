@@ -143,7 +143,9 @@ def shown_log(verbosity: int) -> Iterator[None]:
     any, Python would show warnings only, and a relay in a container would be silent until something goes wrong.
     """
     log = logging.getLogger("django_outbox")
-    if log.hasHandlers():
+    handlers = [*log.handlers, *(logging.root.handlers if log.propagate else ())]
+    # OpenTelemetry's handler exports the log, and writes it nowhere.
+    if any(not type(each).__module__.startswith("opentelemetry.") for each in handlers):
         yield
         return
     handler = logging.StreamHandler()

@@ -1,26 +1,51 @@
 """OpenTelemetry's own instrumentations next to the outbox, activated by `opentelemetry-instrument`."""
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connections
+from django.db import connections, transaction
+from django.test import override_settings
+from opentelemetry import trace
+from opentelemetry.instrumentation import auto_instrumentation
+from opentelemetry.instrumentation.boto3sqs import Boto3SQSInstrumentor
+from opentelemetry.instrumentation.botocore import BotocoreInstrumentor
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.instrumentation.logging import LoggingInstrumentor
+from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
+from opentelemetry.instrumentation.urllib3 import URLLib3Instrumentor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from django_outbox import enqueue
+from django_outbox.management.service import shown_log
+from django_outbox.relay import Relay
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.kafka import KafkaSource
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.inbox.sources.redis import RedisSource
+from tests.publishers.subjects.base import unique_name
+from tests.support.aws.server import CREDENTIALS, REGION, client, endpoint_url
+from tests.support.celery.tools import MakeApp, worker
 from tests.support.instrumented import RUN, USING
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True, databases=["default", USING])]
+pytest_plugins = ["tests.support.celery.app_fixtures", "tests.support.tracing_fixtures"]
+pytestmark = [pytest.mark.django_db(transaction=True, databases=["default", USING])]
+
+tracer = trace.get_tracer("tests")
+
+QUIET = {f"OTEL_{kind}_EXPORTER": "none" for kind in ("TRACES", "METRICS", "LOGS")}
 
 RABBITMQ = {
     "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
@@ -34,6 +59,7 @@ def kafka(source: Source) -> dict[str, Any]:
     return {"BACKEND": "django_outbox.brokers.kafka.KafkaPublisher", "OPTIONS": {"config": config}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_source", "publisher"),
     [
@@ -74,16 +100,115 @@ def test_a_request_its_messages_and_their_handlers_are_one_trace(make_source: An
     assert handled[0] == "SELECT 'in the handler'"
 
 
+@pytest.fixture
+def instrument() -> Iterator[Callable[..., None]]:
+    """Activate an instrumentation in this process until the end of the test."""
+    active: list[Any] = []
+
+    def activate(instrumentor: Any, **options: Any) -> None:
+        instrumentor.instrument(**options)
+        active.append(instrumentor)
+
+    yield activate
+    for instrumentor in active:
+        instrumentor.uninstrument()
+    connections[USING].close()
+
+
+@pytest.mark.slow
+def test_a_task_runs_in_the_trace_of_its_call(
+    make: MakeApp,
+    instrument: Callable[..., None],
+    spans: InMemorySpanExporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    environment = {
+        **QUIET,
+        # As `opentelemetry-instrument` sets it.
+        "PYTHONPATH": str(Path(auto_instrumentation.__file__).parent),
+        "OTEL_TRACES_EXPORTER": "console",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+        # Celery writes no log if the root logger has a handler.
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "logging",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    instrument(CeleryInstrumentor())
+    app, log = make(settings.AMQP_URL), tmp_path / "log"
+    note: Any = app.tasks["tests.note"]
+    with worker(app, USING, settings.AMQP_URL, log), Relay(using=USING) as relay:
+        with tracer.start_as_current_span("request"), transaction.atomic(using=USING):
+            note.apply_async(("a",), using=USING)
+        relay.drain()
+        ran = eventually(lambda: RUN_SPAN.search(log.read_text()), log.read_text())
+    assert span_names(spans) == ["apply_async/tests.note", f"publish {app.conf.task_default_queue}", "request"]
+    (called,) = [span for span in spans.get_finished_spans() if span.name.startswith("apply")]
+    assert ran.groups() == (f"{called.context.trace_id:032x}", f"{called.context.span_id:016x}")
+
+
+RUN_SPAN = re.compile(r'"name": "run/tests.note".*?"trace_id": "0x(\w+)".*?"parent_id": "0x(\w+)"', re.DOTALL)
+"""A span as the console exporter prints it."""
+
+
+@pytest.mark.slow
+def test_messages_to_sqs_keep_their_trace(
+    instrument: Callable[..., None], spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+):
+    queue = client("sqs").create_queue(QueueName=unique_name())["QueueUrl"]
+    options = {"queue_url": queue, "endpoint_url": endpoint_url(), "region": REGION}
+    sqs = {"BACKEND": "django_outbox.brokers.aws.SQSPublisher", "OPTIONS": options}
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name.upper(), value)
+    for instrumentor in (BotocoreInstrumentor(), Boto3SQSInstrumentor(), URLLib3Instrumentor()):
+        instrument(instrumentor)
+    enqueue_and_deliver(sqs)
+    found = span_names(spans)
+    (received,) = client("sqs").receive_message(QueueUrl=queue, MessageAttributeNames=["All"])["Messages"]
+    assert found == ["create order.created", f"publish {queue}", "request"]
+    (created,) = [span for span in spans.get_finished_spans() if span.name == "create order.created"]
+    assert f"{created.context.span_id:016x}" in received["MessageAttributes"]["traceparent"]["StringValue"]
+
+
+def test_a_relay_writes_its_log_if_its_only_handler_exports_it(
+    instrument: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    instrument(LoggingInstrumentor())
+    assert logging.root.handlers
+    with shown_log(1):
+        logging.getLogger("django_outbox").info("Relay started")
+    assert "INFO Relay started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["table", "snapshot"])
+def test_statements_with_comments_deliver_as_others(source: str, instrument: Callable[..., None]):
+    connections[USING].close()
+    instrument(PsycopgInstrumentor(), enable_commenter=True)
+    enqueue_and_deliver({"BACKEND": "django_outbox.brokers.memory.MemoryPublisher", "SOURCE": source})
+
+
+def enqueue_and_deliver(publisher: dict[str, Any]) -> None:
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}}):
+        with tracer.start_as_current_span("request"), transaction.atomic(using=USING):
+            enqueue("order.created", {"text": "50% %s"}, key="order-7", lock_key=True, using=USING)
+        with Relay(using=USING) as relay:
+            assert relay.drain().processed == 1
+
+
+def span_names(spans: InMemorySpanExporter) -> list[str]:
+    return sorted(span.name for span in spans.get_finished_spans())
+
+
 def run(outbox: dict[str, Any], topic: str) -> list[dict[str, Any]]:
     """Run the shop, and return its spans."""
     program = Path(sys.executable).with_name("opentelemetry-instrument")
     name = connections[USING].settings_dict["NAME"]
-    quiet = {f"OTEL_{kind}_EXPORTER": "none" for kind in ("TRACES", "METRICS", "LOGS")}
     ended = subprocess.run(
         [program, sys.executable, "-c", RUN, name, json.dumps(outbox), topic],
         env={
             **os.environ,
-            **quiet,
+            **QUIET,
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "PYTHONPATH": os.pathsep.join(sys.path),
         },

@@ -39,7 +39,6 @@ def order(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("order/", order)]
 
 
-@handler("order.created")
 def note(event: Any, message: Any) -> None:
     with connections[USING].cursor() as cursor:
         cursor.execute("SELECT 'in the handler'")
@@ -58,6 +57,7 @@ def main() -> None:
     _, settings.DATABASES[USING]["NAME"], outbox, topic = sys.argv
     settings.OUTBOX = json.loads(outbox)
     settings.ROOT_URLCONF = __name__
+    handler("order.created")(note)
     settings.ALLOWED_HOSTS = ["*"]
     exporter = InMemorySpanExporter()
     provider = trace.get_tracer_provider()
