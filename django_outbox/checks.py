@@ -27,8 +27,10 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.brokers.registry import build_publisher, import_backend
 from django_outbox.conf import OutboxSettings, SettingsProblem, parse_settings
 from django_outbox.conf.routes import find_unreachable, hint_of_publisher
-from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
+from django_outbox.db.routing import describe_denied
+from django_outbox.deployment import REQUIRED, find_unapplied_migrations, find_unknown_publishers
 from django_outbox.enqueueing.enqueue import CHUNK_BYTES
+from django_outbox.events import RecordsEvents
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry as event_registry
 from django_outbox.exceptions import InvalidEvent
@@ -48,6 +50,8 @@ DISTRIBUTION = "django-transactional-outbox"
 
 TAG = "django_outbox"
 """Selects the checks of this app: `manage.py check --tag django_outbox`."""
+
+INBOX = "django_outbox.inbox"
 
 CELERY_PUBLISHER = "django_outbox.brokers.celery.CeleryPublisher"
 
@@ -153,7 +157,7 @@ def check_routes(settings: OutboxSettings) -> Iterator[CheckMessage]:
 @of_settings
 def check_inbox(settings: OutboxSettings) -> Iterator[CheckMessage]:
     """Check that the app with the command for the consumers is installed."""
-    if settings.consumers and not apps.is_installed("django_outbox.inbox"):
+    if settings.consumers and not apps.is_installed(INBOX):
         yield Warning(
             "OUTBOX has CONSUMERS, but the app that runs them is not installed.",
             hint="Add 'django_outbox.inbox' to INSTALLED_APPS, and run \"manage.py migrate\".",
@@ -465,6 +469,60 @@ def check_autocommit() -> Iterator[CheckMessage]:
             f"DATABASES[{alias!r}] has AUTOCOMMIT = False, so a relay would never commit the messages' new state.",
             hint="Remove AUTOCOMMIT and use transaction.atomic() or ATOMIC_REQUESTS, or route OutboxMessage elsewhere.",
             id="django_outbox.E015",
+        )
+
+
+def _databases_in_use() -> Iterator[tuple[str, str]]:
+    """Return the aliases of the databases that get messages, each with the place that names it."""
+    yield router.db_for_write(OutboxMessage), "The router's database for writing messages"
+    for model in apps.get_models():
+        if issubclass(model, RecordsEvents):
+            yield router.db_for_write(model), f"The database of the model {model._meta.label}, which records events,"
+    for name, task in getattr(django_settings, "TASKS", {}).items():
+        if alias := task.get("OPTIONS", {}).get("database"):
+            yield alias, f"The database of TASKS[{name!r}]"
+
+
+@registered
+def check_routers() -> Iterator[CheckMessage]:
+    """Check, without a query, that routers allow the outbox's tables where messages are stored."""
+    # The inbox is where the relay of the router's database is.
+    models = [*REQUIRED, *(apps.get_app_config("outbox_inbox").get_models() if apps.is_installed(INBOX) else ())]
+    checked = set[str]()
+    for alias, place in _databases_in_use():
+        # `check_tenants` checks schemas of tenants, whose router decides by the schema.
+        if alias in checked or alias not in connections or hasattr(connections[alias], "set_tenant"):
+            continue
+        if denied := describe_denied(alias, models if not checked else REQUIRED):
+            yield Warning(
+                f"{place} is {alias!r}, but it gets no table of the outbox, or not all.",
+                hint=denied[0].upper() + denied[1:],
+                id="django_outbox.W046",
+            )
+        checked.add(alias)
+
+
+@registered
+def check_tenants() -> Iterator[CheckMessage]:
+    """Check that one of the lists of apps of django-tenants, and of its forks, has the outbox and its other apps."""
+    has_tenants = any(hasattr(connections[alias], "set_tenant") for alias in connections)
+    if not has_tenants or hasattr(django_settings, "TENANT_TYPES"):
+        return
+    lists = {name: getattr(django_settings, name, ()) for name in ("SHARED_APPS", "TENANT_APPS")}
+    places: dict[str, list[str]] = {}
+    for config in apps.get_app_configs():
+        if f"{config.name}.".startswith("django_outbox."):
+            names = {config.name, f"{type(config).__module__}.{type(config).__qualname__}"}
+            places[config.name] = [place for place, listed in lists.items() if names & {*listed}]
+    for app, found in places.items():
+        if len(found) == 1 and found == places["django_outbox"]:
+            continue
+        yield Warning(
+            f"The app {app!r} is in {' and '.join(found) or 'neither SHARED_APPS nor TENANT_APPS'}.",
+            hint="Put all apps of the outbox into one of them: into TENANT_APPS for a table in each tenant's schema, "
+            "or into SHARED_APPS for one table for all. In both, enqueue() would use the tenant's table, and a relay "
+            "the public one.",
+            id="django_outbox.W047",
         )
 
 

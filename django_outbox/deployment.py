@@ -19,13 +19,14 @@ from django_outbox.conf import get_settings
 from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
-from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet
+from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet, StreamPosition
+from django_outbox.stores import get_store
 from django_outbox.text import describe
 
 MAX_HOST_LENGTH = 220
 """Maximum characters of the host name in the name of a process."""
 
-REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock)
+REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock, StreamPosition)
 """The tables without which nothing can be delivered. A relay goes on without the tables of the monitoring."""
 
 MAX_PUBLISHERS = 100
@@ -101,6 +102,9 @@ def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]
     with connection.cursor() as cursor:
         tables = set(connection.introspection.table_names(cursor, include_views=True))
         for model in models:
+            if model is StreamPosition and not get_store(connection).streams:
+                # MariaDB shows no table to a role without a privilege on it.
+                continue
             table = model._meta.db_table
             if table not in tables:
                 return f"the table {table!r}"

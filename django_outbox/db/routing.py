@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from django.apps import apps
 from django.db import DatabaseError, connections, router
 from django.db.models import Model
 
@@ -31,8 +32,12 @@ def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:
             '"manage.py tenant_command run_outbox --schema=..." for each schema that has the table, and enqueue there, '
             f"or add {app!r} to SHARED_APPS."
         )
+    if any(router.allow_migrate_model(alias, model) for model in apps.get_app_config(app).get_models()):
+        table = denied._meta.db_table
+        remedy = f'the statements for the table {table!r} of "manage.py sqlmigrate {app} 0001 --database={alias}".'
+    else:
+        remedy = f'"manage.py migrate --database={alias} --fake {app} zero" and "manage.py migrate --database={alias}".'
     return (
         f"a router of DATABASE_ROUTERS does not allow the model {denied._meta.label} there, so migrate creates no "
-        f"table. Let its allow_migrate() return True for the app {app!r} on {alias!r}. Then run "
-        f'"manage.py migrate --database={alias} --fake {app} zero" and "manage.py migrate --database={alias}".'
+        f"table. Let its allow_migrate() return True for the app {app!r} on {alias!r}. Then run {remedy}"
     )

@@ -21,8 +21,8 @@ UNREADABLE = "unreadable"
 
 Result = TypeVar("Result")
 
-_problems: dict[str, str] = {}
-"""The problem of each database that could not be read the last time, so that an outage is logged once."""
+_problems: dict[tuple[str, str], str] = {}
+"""The problem of each database, and schema, that could not be read the last time, so that an outage is logged once."""
 
 
 class FiguresUnreadable(Exception):
@@ -103,7 +103,7 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
         if not was_open or connection.in_atomic_block:
             raise _unreadable(using, DATABASE_UNAVAILABLE, error) from None
     else:
-        _problems.pop(using, None)
+        _problems.pop(_place(using), None)
         return result
     finally:
         if not was_open and not connection.in_atomic_block:
@@ -113,8 +113,8 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
 
 
 def _unreadable(using: str, code: str, error: Exception) -> FiguresUnreadable:
-    if _problems.get(using) != code:
-        _problems[using] = code
+    if _problems.get(_place(using)) != code:
+        _problems[_place(using)] = code
         logger.warning(
             "The outbox in the database %(database)r cannot be read: %(reason)s",
             event="monitoring.database_unreadable",
@@ -122,3 +122,8 @@ def _unreadable(using: str, code: str, error: Exception) -> FiguresUnreadable:
             reason=error,
         )
     return FiguresUnreadable(code)
+
+
+def _place(using: str) -> tuple[str, str]:
+    # Each tenant of django-tenants may have its own schema.
+    return using, getattr(connections[using], "schema_name", "")

@@ -83,6 +83,54 @@ for schema in ("t1", "t2"):
         print(schema, OutboxMessage.objects.pending().count())
 """
 
+ADMIN = """
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.test import Client
+from django.test.utils import setup_test_environment
+from django.urls import reverse
+from django.utils import timezone
+from django_outbox import OutboxMessage, enqueue
+from django_tenants.utils import schema_context
+
+for schema in ("t1", "t2"):
+    with schema_context(schema), transaction.atomic():
+        user = User.objects.create_superuser("ada")
+        failed = enqueue(f"of-{schema}", 1)
+        mine = OutboxMessage.objects.filter(pk=failed.pk)
+        mine.update(available_at=None, failed_at=timezone.now(), error_class="Rejected", error="no")
+        if schema == "t1":
+            client = Client(headers={"host": "t1.localhost"})
+            client.force_login(user)
+            id = failed.pk
+
+setup_test_environment()
+listed = reverse("admin:django_outbox_outboxmessage_changelist") + "?state=failed"
+for url in (listed, reverse("admin:django_outbox_overview")):
+    page = client.get(url)
+    print(page.status_code, "of-t1" in page.content.decode(), "of-t2" in page.content.decode())
+asked = client.post(listed, {"action": "requeue", "_selected_action": [id], "index": 0}).context
+client.post(asked["action_url"], {"ids": asked["ids"], "confirmed": "yes"})
+for schema in ("t1", "t2"):
+    with schema_context(schema):
+        print(schema, OutboxMessage.objects.failed().count())
+        OutboxMessage.objects.all().delete()
+"""
+
+UNREADABLE = """
+import logging
+from django_outbox.monitoring.readings import read
+from django_tenants.utils import schema_context
+
+lines, handler = [], logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("django_outbox").addHandler(handler)
+for schema in ("public", "t9", "public", "t9"):
+    with schema_context(schema):
+        read("default")
+print(len(lines), "cannot be read" in lines[0])
+"""
+
 NOTIFY = """
 from django.db import connection, connections
 from django_outbox.stores import get_store
@@ -122,8 +170,34 @@ def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: 
     assert "--fake" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("lists", "problem"),
+    [
+        ("TENANT_APPS.remove('django_outbox')", "'django_outbox' is in neither SHARED_APPS nor TENANT_APPS"),
+        ("SHARED_APPS.append('django_outbox.apps.DjangoOutboxConfig')", "is in SHARED_APPS and TENANT_APPS"),
+        ("INSTALLED_APPS.append('django_outbox.inbox')", "'django_outbox.inbox' is in neither"),
+        ("SHARED_APPS.append('django_outbox.inbox'); INSTALLED_APPS += SHARED_APPS[-1:]", "is in SHARED_APPS.\n"),
+    ],
+)
+def test_lists_of_apps_in_which_the_outbox_does_not_work_are_reported(manage: Project, lists: str, problem: str):
+    (manage.folder / "lists_project.py").write_text(f"from tenants_project import *\n{lists}\n")
+    done = manage("check", "--tag", "django_outbox", "--settings", "lists_project")
+    assert done.stderr.count("(django_outbox.W047)") == 1, done.stderr
+    assert problem in done.stderr
+    assert "W047" not in manage("check", "--tag", "django_outbox").stderr
+
+
 def test_a_notification_wakes_the_relay_of_its_schema_only(manage: Project):
     assert manage.do(NOTIFY).splitlines() == ["t2 set()", "t1 {'default'}"]
+
+
+def test_an_outbox_that_cannot_be_read_is_logged_once_for_each_schema(manage: Project):
+    assert manage.do(UNREADABLE).strip() == "2 True"
+
+
+def test_the_admin_shows_and_requeues_the_messages_of_the_schema_of_the_request(manage: Project):
+    lines = manage.do(ADMIN).splitlines()
+    assert lines == ["200 True False", "200 True False", "t1 0", "t2 1"]
 
 
 def test_one_relay_delivers_the_messages_of_all_tenants_from_a_shared_table(tmp_path: Path):

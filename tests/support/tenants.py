@@ -18,11 +18,29 @@ from tests.support.databases import Database
 PROJECT = """
 DATABASES = {"default": DATABASE}
 DATABASE_ROUTERS = ["django_tenants.routers.TenantSyncRouter"]
-SHARED_APPS = ["django_tenants", "customers", "django.contrib.contenttypes"]
-TENANT_APPS = ["django.contrib.contenttypes"]
+ADMIN = [f"django.contrib.{app}" for app in ("admin", "auth", "contenttypes", "messages", "sessions")]
+SHARED_APPS = ["django_tenants", "customers", *ADMIN]
+TENANT_APPS = [*ADMIN]
 INSTALLED_APPS = [*SHARED_APPS, "django_outbox"]
 LIST.append("django_outbox")
 TENANT_MODEL, TENANT_DOMAIN_MODEL = "customers.Client", "customers.Domain"
+MIDDLEWARE = [
+    "django_tenants.middleware.main.TenantMainMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [{
+    "BACKEND": "django.template.backends.django.DjangoTemplates",
+    "APP_DIRS": True,
+    "OPTIONS": {"context_processors": [
+        "django.template.context_processors.request",
+        "django.contrib.auth.context_processors.auth",
+        "django.contrib.messages.context_processors.messages",
+    ]},
+}]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+ROOT_URLCONF, STATIC_URL, SECRET_KEY, ALLOWED_HOSTS = "customers.urls", "/static/", "secret", ["*"]
 OUTBOX = {
     "PUBLISHERS": {
         "default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"},
@@ -40,6 +58,13 @@ class Client(TenantMixin):
 
 class Domain(DomainMixin):
     pass
+"""
+
+URLS = """
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]
 """
 
 HANDLERS = """
@@ -66,10 +91,11 @@ from django.core.management import call_command
 call_command("makemigrations", "customers")
 call_command("migrate_schemas", shared=True)
 
-from customers.models import Client
+from customers.models import Client, Domain
 
 for schema in ("t1", "t2"):
-    Client.objects.create(schema_name=schema)
+    tenant = Client.objects.create(schema_name=schema)
+    Domain.objects.create(domain=f"{schema}.localhost", tenant=tenant)
 """
 
 
@@ -163,6 +189,7 @@ def project(folder: Path, apps: str) -> Iterator[Project]:
         (folder / "customers").mkdir()
         (folder / "customers" / "__init__.py").touch()
         (folder / "customers" / "models.py").write_text(CUSTOMERS)
+        (folder / "customers" / "urls.py").write_text(URLS)
         (folder / "customers" / "handlers.py").write_text(HANDLERS)
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tenants_project", "PYTHONPATH": str(folder)}
         command, pipe = [sys.executable, "-u", "-c", SHELL], subprocess.PIPE

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from django.apps import apps
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections, models
 from django.test import override_settings
@@ -16,6 +17,7 @@ from django_outbox import OutboxMessage, brokers, checks
 from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
 from tests.conftest import ALIASES
+from tests.support.event_models import Purchase
 from tests.support.links import link_model
 from tests.support.publishers import Script
 
@@ -43,6 +45,50 @@ def publishers(**default: Any) -> dict[str, Any]:
 @pytest.mark.django_db(databases=ALIASES)
 def test_valid_settings_give_no_message():
     assert found(databases=ALIASES) == {}
+
+
+class ToAnotherDatabase:
+    """Sends the outbox, or a model that records events, to a database without the outbox's tables, or without one."""
+
+    model: type[models.Model] = OutboxMessage
+    denied: str | None = None
+
+    def db_for_write(self, model: type[models.Model], **hints: Any) -> str | None:
+        return "mariadb" if model is self.model else None
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
+        is_denied = app_label.startswith(("django_outbox", "outbox_")) and self.denied in (None, model_name)
+        return False if db == "mariadb" and is_denied else None
+
+
+@pytest.mark.parametrize(
+    ("denied", "remedy"),
+    [
+        (None, '--fake django_outbox zero" and'),
+        ("streamposition", "the table 'django_outbox_streamposition' of \"manage.py sqlmigrate django_outbox 0001"),
+        ("handledmessage", '--fake outbox_inbox zero" and'),
+    ],
+)
+def test_w046_the_database_of_the_router_lacks_the_tables(settings: Any, denied: str | None, remedy: str):
+    with mock.patch.object(ToAnotherDatabase, "denied", denied):
+        settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
+        problem = only(found(), "W046")
+    assert "database for writing messages is 'mariadb'" in problem.msg
+    assert remedy in str(problem.hint)
+
+
+def test_w046_the_database_of_a_model_that_records_events_lacks_the_tables(settings: Any):
+    installed = mock.patch.object(apps, "get_models", return_value=[Purchase])
+    with installed, mock.patch.object(ToAnotherDatabase, "model", Purchase):
+        settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
+        problem = only(found(), "W046")
+    assert f"The database of the model {Purchase._meta.label}" in problem.msg
+
+
+def test_w046_a_database_without_messages_needs_no_tables(settings: Any):
+    with mock.patch.object(ToAnotherDatabase, "model", None):
+        settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
+        assert found() == {}
 
 
 @pytest.mark.parametrize("value", ["console", 3, []])

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.consumer import Consumer, Unavailable
-from django_outbox.deployment import REQUIRED, missing_schema
+from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import LIMITS
@@ -102,8 +102,7 @@ def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[CheckResu
     yield from check_deployment(using, [])
     with suppress(DatabaseError, InterfaceError):
         # If the database is unavailable, there is a result for it already.
-        if missing := missing_schema(connections[using], [HandledMessage]):
-            problem = f'the database lacks {missing}. Run "manage.py migrate --database={using}".'
+        if problem := describe_missing_schema(connections[using], [HandledMessage]):
             yield CheckResult("migrations of the inbox", problem)
     for consumer in consumers:
         subject = f"consumer {consumer.alias!r} ({consumer.source})"
