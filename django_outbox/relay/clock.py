@@ -48,21 +48,20 @@ class ClockGuard:
         reports = Heartbeat.objects.using(self._using).filter(seen_at__gt=now)
         counts = DeliveryCount.objects.using(self._using).filter(minute__gte=now.replace(second=0, microsecond=0))
         leases = KeyLock.objects.using(self._using).filter(held_until__gt=now)
-        messages = (
-            OutboxMessage.objects.using(self._using)
-            .filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE)
-            .filter(
-                Q(occurred_at__gt=now, available_at=F("occurred_at"))
-                | Q(last_error_at__gt=now, available_at__gt=F("last_error_at"))
-            )
-            .exclude(available_at__in=leases.values("held_until"))
-        )
+        messages = OutboxMessage.objects.using(self._using)
+        waiting = messages.filter(
+            Q(occurred_at__gt=now, available_at=F("occurred_at"))
+            | Q(last_error_at__gt=now, available_at__gt=F("last_error_at")),
+            available_at__gt=now,
+            available_at__lt=HELD_BY_PAUSE,
+        ).exclude(available_at__in=leases.values("held_until"))
         with self._transaction():
             if not reports.update(seen_at=F("seen_at") - step):
                 # Another relay was faster.
                 return
             counts.delete()
-            moved = messages.update(available_at=F("available_at") - step)
+            messages.filter(failed_at__gt=now).update(failed_at=F("failed_at") - step)
+            moved = waiting.update(available_at=F("available_at") - step)
             ends = leases.filter(held_until__gt=now + datetime.timedelta(seconds=self._claim_timeout))
             self._leases = dict(ends.values_list("number", "held_until"))
         self._leases_end_at = boot_time() + self._claim_timeout

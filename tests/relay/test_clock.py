@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage
+from django_outbox.admin.operations import REQUEUE
+from django_outbox.admin.overview_groups import Group, survey
 from django_outbox.conf import get_settings
 from django_outbox.models import HELD_BY_OPERATOR, DeliveryCount, Heartbeat, KeyLock
+from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Limits, Relay
 from django_outbox.relay.clock import TOLERANCE, ClockGuard
@@ -193,6 +196,16 @@ class TestLeases:
 
 
 class TestMonitoring:
+    def test_failed_messages_belong_to_their_group_in_the_overview(self, using: str):
+        put(3, using)
+        failed = {"available_at": None, "failed_at": read_clock(using) + HOUR, "error_class": "e"}
+        OutboxMessage.objects.using(using).update(**failed)
+        report(using, seen_at=read_clock(using) + HOUR)
+        group = Group(using, "default", "e", "t")
+        assert survey(REQUEUE, group).count == NONE
+        guard(using).check()
+        assert survey(REQUEUE, group).count == Count(3)
+
     def test_a_relay_that_died_does_not_look_alive(self, using: str):
         report(using)
         assert read_status(using).relays[0].alive
