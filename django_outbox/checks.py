@@ -632,6 +632,14 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
+        if isinstance(store, PostgreSQLStore) and (subscriptions := store.find_subscriptions()):
+            yield Warning(
+                f"The subscription {subscriptions[0]} writes messages of another server into the database {alias!r}. "
+                "Relays of both servers deliver each of them, and no relay here delivers a stream.",
+                hint="Stop the relays of the other server, wait until its messages have arrived, and run: "
+                f"DROP SUBSCRIPTION {subscriptions[0]}",
+                id="django_outbox.W067",
+            )
         if isinstance(store, PostgreSQLStore) and (behind := store.find_values_behind()):
             yield Warning(
                 f"The database {alias!r} gives new messages ids that are in use: its sequence is at {behind[0]}, "

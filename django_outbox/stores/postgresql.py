@@ -306,6 +306,13 @@ SELECT name, has_sequence_privilege(name, 'SELECT') FROM pg_get_serial_sequence(
 FIND_VALUES = "SELECT last_value, (SELECT max(id) FROM {table}) FROM {sequence}"
 
 
+# Subscriptions that are disabled write nothing.
+FIND_SUBSCRIPTIONS = """
+SELECT quote_ident(subname) FROM pg_subscription JOIN pg_subscription_rel ON srsubid = pg_subscription.oid
+WHERE subenabled AND srrelid = '{table}'::regclass ORDER BY 1
+"""
+
+
 class PostgreSQLStore(LockingStore):
     """Claims with FOR UPDATE SKIP LOCKED over the partial indexes."""
 
@@ -527,6 +534,10 @@ class PostgreSQLStore(LockingStore):
         looks = [DUE_IN_SCHEMA.format(schema=f'"{schema}"') for schema in quoted]
         arguments = [argument for schema in schemas for argument in (schema, [*publishers])]
         return [(schema, alias) for schema, alias in self.fetch(" UNION ALL ".join(looks), arguments)]
+
+    def find_subscriptions(self) -> list[str]:
+        """Return the names of the subscriptions that write messages of another server into the table."""
+        return [name for (name,) in self.fetch(FIND_SUBSCRIPTIONS)]
 
     def find_values_behind(self) -> tuple[int, int] | None:
         """Return the value of the sequence of ids and the greatest id, if the next ids may be in use."""

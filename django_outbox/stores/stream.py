@@ -227,12 +227,6 @@ UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::b
 
 FIND_SERVER = f"SELECT {SERVER}"
 
-# Subscriptions that are disabled write nothing.
-FIND_SUBSCRIPTIONS = """
-SELECT quote_ident(subname) FROM pg_subscription JOIN pg_subscription_rel ON srsubid = pg_subscription.oid
-WHERE subenabled AND srrelid = '{table}'::regclass ORDER BY 1
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
@@ -537,10 +531,6 @@ class Stream:
     def find_server(self) -> str:
         """Return the identifier of the server, which numbers the transactions."""
         return str(self._fetch(FIND_SERVER)[0][0])
-
-    def find_subscriptions(self) -> list[str]:
-        """Return the names of the subscriptions that write messages of another server into the table."""
-        return [name for (name,) in self._fetch(FIND_SUBSCRIPTIONS)]
 
     def settle_in_table(self, position: StoredPosition, limit: int) -> tuple[int, int, int]:
         """Give streamed messages the state in the table that their position has given them.

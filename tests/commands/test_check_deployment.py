@@ -20,6 +20,7 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.checks import TAG
 from django_outbox.deployment import describe_database, find_unknown_publishers
 from django_outbox.management.proof import check_deployment
+from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
 from tests.settings import NATS_URL
 from tests.support.messages import put
@@ -274,6 +275,13 @@ def test_w029_the_sequence_of_ids_is_behind_the_greatest_id():
     assert "sqlsequencereset django_outbox --database=postgresql" in str(problem.hint)
     with pytest.raises(IntegrityError), transaction.atomic(using=using):
         enqueue("t", 1, using=using)
+
+
+@pytest.mark.django_db(databases=["postgresql"])
+def test_w067_a_subscription_writes_the_table(monkeypatch: pytest.MonkeyPatch):
+    assert "django_outbox.W067" not in database_checks("postgresql")
+    monkeypatch.setattr(PostgreSQLStore, "find_subscriptions", lambda store: ["moved"])
+    assert "DROP SUBSCRIPTION moved" in str(database_checks("postgresql")["django_outbox.W067"].hint)
 
 
 @pytest.mark.django_db(databases=ALIASES)

@@ -17,6 +17,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.streams.conftest import publish
 from tests.streams.test_servers import Server, find_postgres
 from tests.support.children import Nursery
@@ -112,6 +113,10 @@ class Move:
         """
         before = {*self.sent}
         self._script.reset()
+        # Before a relay has been there.
+        waiting = OutboxMessage.objects.using(self.new.alias).waiting_in_streams()
+        streamed = {each for each in self.wanted if self._sources[each] != "table"}
+        assert {*map(str, waiting.values_list("message_id", flat=True))} - before == streamed
         self.deliver(self.new, copied=copied)
         assert Counter(self._sources[each] for each in self.sent if each in before) == Counter(
             dict.fromkeys(SOURCES, repeated)
@@ -216,6 +221,7 @@ def test_logical_replication(move: Move, sequence: str):
     with relays_in_threads(using=move.new.alias, publishers=["snapshot"], limits=QUICK) as start:
         start()
         eventually(lambda: "DROP SUBSCRIPTION moved" in move._log.text, "the relay refuses")
+    assert PostgreSQLStore(connections[move.new.alias]).find_values_behind(), "a check reports it"
     move.new.fetch("DROP SUBSCRIPTION moved")
     if sequence == "set":
         set_sequence(move.new)

@@ -63,7 +63,7 @@ class Server:
         self._nursery.run(command, user=self._user, directory=self.data)
 
     def make(self) -> None:
-        self.run("initdb", "-D", self.data, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "-N")
+        self.run("initdb", "-D", self.data, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "-kN")
 
     def start(self) -> None:
         command: list[str | Path] = [self.programs / "postgres", "-D", self.data, "-p", str(self.port), *OPTIONS]

@@ -257,6 +257,7 @@ def test_handlers_get_each_message_once(in_transaction: bool):
         handler("t")(lambda payload, message: handled.append(payload))
         put(4, PG, keys=2)
         assert drain() == 4
+        assert not any(position.is_restored for position in StreamPosition.objects.using(PG).with_server())
     assert sorted(handled) == [0, 1, 2, 3]
 
 

@@ -439,7 +439,7 @@ class SnapshotSource(TableSource):
         is_checked = self._session is self._checked_session and time.monotonic() < self._check_at
         if is_checked and position.server == self._server:
             return position
-        if subscriptions := stream.find_subscriptions():
+        if subscriptions := self._store.find_subscriptions():
             raise RelayUnavailable(
                 f"a subscription writes messages of another server into the database {self.using!r}, and a stream "
                 "would miss some. Stop the relays of that server, wait until its messages have arrived, and run: "
