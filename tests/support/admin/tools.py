@@ -1,7 +1,11 @@
 """Helpers for tests of the admin."""
 
 import datetime
+import re
+from collections.abc import Iterable, Iterator
+from html import unescape
 from typing import Any
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 from django.contrib.auth.models import Permission, User
 from django.test import Client
@@ -56,3 +60,22 @@ def text(response: Any) -> str:
 def statuses(using: str = "default") -> dict[int, Status]:
     """The state of every message, by id."""
     return {message.pk: message.status for message in OutboxMessage.objects.using(using)}
+
+
+def crawl(client: Client, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the address and the HTML of the admin's pages of the outbox, found by links; one page of each kind."""
+    waiting = ["/admin/", url("changelist"), *addresses]
+    found = set(waiting)
+    while waiting:
+        address = waiting.pop()
+        response = client.get(address)
+        if response.status_code != 200:
+            continue
+        page = text(response)
+        yield address, page
+        for link in re.findall(r'(?:href|action)="([^"]*)"', page):
+            target = urlsplit(urljoin(address, unescape(link)))
+            kind = re.sub(r"\d+", "0", target.path) + " ".join(sorted(parse_qs(target.query)))
+            if "django_outbox" in target.path and kind not in found:
+                found.add(kind)
+                waiting.append(target.geturl())
