@@ -16,6 +16,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Min, Model, Q
 
 from django_outbox.conf import get_settings
+from django_outbox.db.errors import shows_missing_right
 from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
@@ -81,7 +82,8 @@ def close_after_error(
         raise error
     problem = ""
     with suppress(DatabaseError, InterfaceError):
-        if is_usable(connection):
+        # MySQL and MariaDB list no table on which the role has no right.
+        if is_usable(connection) and not shows_missing_right(error):
             problem = describe_missing_schema(connection, models)
     if problem:
         raise NotMigrated(problem) from error

@@ -3,20 +3,8 @@
 from collections.abc import Sequence
 
 from django.apps import apps
-from django.db import DatabaseError, connections, router
+from django.db import connections, router
 from django.db.models import Model
-
-UNDEFINED_TABLE, NO_SUCH_TABLE = "42P01", 1146
-"""The codes of PostgreSQL, and of MySQL and MariaDB, for a table that is missing."""
-
-
-def shows_missing_table(error: DatabaseError) -> bool:
-    """Return whether an error reports that a table is missing."""
-    cause = error.__cause__
-    # psycopg 3 and psycopg2.
-    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    # SQLite has no code for it.
-    return code == UNDEFINED_TABLE or error.args[:1] == (NO_SUCH_TABLE,) or "no such table" in str(error)
 
 
 def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:

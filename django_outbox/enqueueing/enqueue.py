@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
 from django_outbox.conf import get_settings
-from django_outbox.db.routing import describe_denied, shows_missing_table
+from django_outbox.db.errors import shows_missing_table
+from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import (
     hint_elsewhere,
     in_transaction,

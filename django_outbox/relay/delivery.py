@@ -5,10 +5,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, ProgrammingError, connections
+from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.db.errors import shows_refusal
 from django_outbox.db.transactions import is_usable
 from django_outbox.deployment import REQUIRED, close_after_error
 from django_outbox.exceptions import RelayUnavailable
@@ -96,7 +97,7 @@ class Delivery:
                 # The database refuses a row.
                 self._deliverer.settle_carefully(error)
                 return Round(looked=True, published=published, unsettled=reason)
-            if responds and (remedy or isinstance(error, ProgrammingError)):
+            if responds and shows_refusal(error):
                 # A missing right or table may be this publisher's alone, such as that of its rate limit.
                 return Round(publisher_outage=reason, looked=True)
             return Round(database_outage=outage)

@@ -13,6 +13,7 @@ from django.apps import apps
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.db.errors import shows_missing_right
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import SLOT_BITS, SLOT_SIZE, SPARED, OwnedHeads, Row, Span
@@ -233,8 +234,6 @@ WHERE EXISTS (
 )"""
 """Names each publisher with messages that are due, or would be if they did not wait for an earlier one of their key."""
 
-INSUFFICIENT_PRIVILEGE = "42501"
-
 MISSING_RIGHTS = """
 SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) privilege
 WHERE NOT has_table_privilege(%s, privilege)
@@ -400,10 +399,9 @@ class PostgreSQLStore(LockingStore):
         return "_pkey" in str(error).split("\n")[0]
 
     def describe_missing_rights(self, error: BaseException) -> str:
-        code = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         tables = [model._meta.db_table for model in apps.get_app_config("django_outbox").get_models()]
         named = [table for table in tables if str(error).split("\n")[0].endswith(f" {table}")]
-        if code != INSUFFICIENT_PRIVILEGE or not named:
+        if not shows_missing_right(error) or not named:
             return ""
         quoted = self.connection.ops.quote_name(named[0])
         rights = [right for (right,) in self.fetch(MISSING_RIGHTS, [quoted])]

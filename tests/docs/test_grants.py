@@ -3,8 +3,10 @@
 import datetime
 import re
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from django.db import DatabaseError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.exceptions import OutboxError
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import KeyLock
 from django_outbox.monitoring.status import read_status
@@ -21,8 +25,11 @@ from django_outbox.pausing import pause
 from django_outbox.relay import Limits, Relay
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
-from tests.support.publishers import Script, ScriptedPublisher
-from tests.support.relay_threads import QUICK
+from tests.support.databases import another_alias
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -240,3 +247,79 @@ def test_a_relay_that_may_not_lock_a_pause_delivers_the_messages_of_other_types(
 ):
     revoke(using, become, "UPDATE", "django_outbox_pause")
     assert deliver_while_a_type_is_paused(scripted, using, become) == 1
+
+
+LEASED = {"BACKEND": "django_outbox.handlers.HandlersPublisher", "OPTIONS": {"transaction": False}}
+
+ENTRIES = {
+    "django_outbox_ratelimit": {**SCRIPTED, "RATE_LIMIT": 100},
+    "django_outbox_keylock": LEASED,
+    "django_outbox_streamposition": {**SCRIPTED, "SOURCE": "snapshot"},
+}
+"""Publishers that need a right on a table that others do not need."""
+
+
+LACKING = [(using, table) for using in LOCKING for table in ENTRIES if "position" not in table or using == "postgresql"]
+
+
+def change_rights(owner: str, role: str, change: str, table: str) -> None:
+    preposition = "TO" if change.startswith("GRANT") else "FROM"
+    with connections[owner].cursor() as cursor:
+        cursor.execute(f"{change} ON {table} {preposition} {role}")
+
+
+@pytest.mark.parametrize(("using", "table"), LACKING)
+def test_a_right_that_one_publisher_lacks_stops_no_other(
+    using: str, become: As, table: str, *, scripted: Script, settings: Any, caplog: pytest.LogCaptureFixture
+):
+    settings.OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "limited": ENTRIES[table]}}
+    handled: list[int] = []
+    with registry.scratch(), another_alias(using) as owner, become("relay"):
+        role = connections[using].settings_dict["USER"]
+        if table in statements(using):
+            change_rights(owner, role, "REVOKE INSERT, UPDATE", table)
+
+        @handler("t")
+        def note(payload: int, message: Message) -> None:
+            handled.append(message.id)
+
+        ids = put(2, owner, publisher="limited")
+        others = put(2, owner)
+        with relays_in_threads(using=using, limits=replace(QUICK, report_pace=0.02)) as start:
+            relay = start()
+            eventually(lambda: relay.tally.processed == 2)
+            eventually(lambda: read_status(owner).verdict.code == "unavailable")
+            verdict = read_status(owner).verdict
+            assert verdict.values["publisher"] == "limited"
+            assert "denied" in str(verdict.values["reason"])
+            others += put(2, owner)
+            eventually(lambda: relay.tally.processed == 4)
+            change_rights(owner, role, "GRANT SELECT, INSERT, UPDATE, DELETE", table)
+            eventually(lambda: relay.tally.processed == 6)
+    assert Counter([*scripted.published(), *handled]) == dict.fromkeys([*ids, *others], 1)
+    assert "Database" not in caplog.text
+    assert caplog.text.count("is unavailable") == 1
+
+
+@pytest.mark.parametrize("table", ["heartbeat", "deliverycount", "pause"])
+def test_a_right_that_a_relay_lacks_for_its_own_records_stops_nothing(
+    using: str, become: As, table: str, scripted: Script, caplog: pytest.LogCaptureFixture
+):
+    table = f"django_outbox_{table}"
+    with another_alias(using) as owner, become("relay"):
+        role = connections[using].settings_dict["USER"]
+        pause("default", "paused", using=owner)
+        change_rights(owner, role, "REVOKE SELECT, UPDATE", table)
+        ids = put(2, owner, type="paused" if "pause" in table else "t")
+        with relays_in_threads(using=using, limits=replace(QUICK, report_pace=0.02, pause_interval=0.1)) as start:
+            relay = start()
+            eventually(lambda: relay.tally.processed == 2)
+            eventually(lambda: "denied" in caplog.text)
+            change_rights(owner, role, "GRANT SELECT, UPDATE", table)
+            if "pause" in table:
+                eventually(lambda: relay._state.pauses.paused_types("default"))
+            else:
+                eventually(lambda: sum(period.processed for period in read_status(owner).last_hour) == 2)
+                eventually(lambda: any(report.processed for report in read_status(owner).relays))
+    assert scripted.published() == ids
+    assert caplog.text.count("denied") == 1
