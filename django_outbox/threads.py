@@ -49,7 +49,13 @@ class Threads:
                 self._end.put(None)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            # Python 3.12 starts no threads while the process exits.
+            if threading.main_thread().is_alive():
+                raise
+            run()
         self._started.append(thread)
 
     def wait(self, seconds: float | None = None) -> bool:
