@@ -182,12 +182,7 @@ SETTINGS = """
 
     OUTBOX = outbox("first")
     OTHER = outbox("second")
-    TASKS = {
-        "default": {
-            "BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend",
-            "OPTIONS": {"publisher": "celery"},
-        }
-    }
+    TASKS = {"default": {"BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend"}}
     urlpatterns = []
 """
 
@@ -204,6 +199,7 @@ CELERY = """
 TESTS = """
     import threading
 
+    import django
     import pytest
     from django.conf import settings as django_settings
     from django.core.management import call_command
@@ -318,6 +314,24 @@ TESTS = """
         assert len(drain(raise_failures=False).processed) == 3
         with override_settings(OUTBOX=OTHER):
             deliver_all(outbox)
+
+    if django.VERSION >= (6, 0):
+        from django.tasks import task
+
+        @task
+        def place_order(id):
+            enqueue("order.created", {"id": id})
+            note.delay(id)
+
+        class TaskTests(OutboxTestMixin, TestCase):
+            def test_task(self):
+                with self.settings(OUTBOX=OTHER):
+                    result = place_order.enqueue(7)
+                    self.outbox.drain()
+                    result.refresh()
+                    assert result.is_finished, result.errors
+                    self.outbox.drain()
+                assert {"order.created", note.name} <= {message.type for message in self.outbox.published}
 
     @pytest.mark.django_db(transaction=True)
     def test_committing(outbox, settings):
