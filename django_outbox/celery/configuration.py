@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from celery import Celery, Task
 from celery.app import app_or_default
@@ -75,9 +76,12 @@ def _find_bypassing_tasks(app: Celery) -> Iterator[SettingsProblem]:
     """Yield the bases of tasks that bypass the outbox, although the app is to use it for all tasks."""
     if not (isinstance(app, OutboxCelery) or issubclass(app.Task, OutboxTask)):
         return
-    # Where workers find tasks by default. Celery's own search would run the checks again.
+    # Where workers find tasks. Celery's own search would run the checks again.
     with suppress(Exception):
         autodiscover_modules("tasks")
+    for module in app.loader.default_modules:
+        with suppress(Exception):
+            import_module(module)
     names: dict[type, list[str]] = {}
     for name, task in sorted(app.tasks.items()):
         # `base=celery.Task` is how a task asks to be sent directly.

@@ -167,6 +167,19 @@ def test_w032_names_the_base_of_tasks_that_bypass_the_outbox(app: Celery):
     assert f"{__file__}, line {line}: class ReportingTask(OutboxTask)" in str(problem.hint)
 
 
+def test_w032_looks_in_the_modules_that_the_app_names(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = (
+        "from tests.celery.test_checks import ReportingTask",
+        "from tests.support.celery import app",
+        "app.app.task(name='shop.included', base=ReportingTask, shared=False)(app.note)",
+    )
+    (tmp_path / "shop_jobs.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = ["shop_missing", "shop_jobs"]
+    (problem,) = found(PUBLISHERS)
+    assert "(shop.included)" in problem.msg
+
+
 def test_w032_the_class_of_all_tasks_was_replaced(monkeypatch: pytest.MonkeyPatch):
     made = OutboxCelery("shop", set_as_current=False, task_cls=ReportingTask)
     made.task(name="shop.report", shared=False)(celery_app.note)

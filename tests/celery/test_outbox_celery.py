@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, Task, chain, signature
+from celery import Celery, Task, chain, group, signature
 from celery.beat import Scheduler
 from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
 from django_outbox.celery import OutboxCelery, OutboxTask
+from django_outbox.celery.calls import StoringProducer
 from django_outbox.celery.task import OutboxResult
 from django_outbox.exceptions import TransactionRequired
 from django_outbox.models import OutboxMessage, Status
@@ -40,6 +41,13 @@ def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
 
 def rows_of(using: str) -> list[OutboxMessage]:
     return [*OutboxMessage.objects.using(using).order_by("id")]
+
+
+def beat(app: Celery, task: str, **entry: Any) -> None:
+    """Call a task as beat does."""
+    scheduler = Scheduler(app, schedule={})
+    scheduler.update_from_dict({"entry": {"task": task, "schedule": timedelta(seconds=1), **entry}})
+    scheduler.apply_async(scheduler.schedule["entry"], advance=False)
 
 
 def test_its_tasks_are_stored(app: Celery, using: str):
@@ -69,21 +77,43 @@ def test_signatures_by_name_are_stored(app: Celery, using: str):
 
 
 def test_beat_entries_of_tasks_that_are_not_imported_are_stored(app: Celery, using: str):
-    entry = {"task": "billing.close_day", "schedule": timedelta(seconds=1), "args": (7,)}
-    scheduler = Scheduler(app, schedule={})
-    scheduler.update_from_dict({"close": entry})
-    scheduler.apply_async(scheduler.schedule["close"], advance=False)
+    beat(app, "billing.close_day", args=(7,))
     (row,) = rows_of(using)
     assert (row.type, row.headers["argsrepr"], row.headers["celery_beat_task"]) == ("billing.close_day", "[7]", True)
 
 
-def test_a_task_with_another_base_is_sent_directly(app: Celery, using: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda app, plain, note: plain.delay(1), (["plain"], [])),
+        (lambda app, plain, note: app.send_task("tests.plain", (1,), ignore_result=True), (["plain"], [])),
+        (lambda app, plain, note: app.signature("tests.plain", (1,)).delay(), (["plain"], [])),
+        (lambda app, plain, note: chain(plain.si(1), note.si(2)).delay(), (["plain"], [])),
+        (lambda app, plain, note: chain(note.si(1), plain.si(2)).delay(), ([], ["note"])),
+        (lambda app, plain, note: group(plain.si(1), note.si(2)).delay(), (["plain"], ["note"])),
+        (lambda app, plain, note: beat(app, "tests.plain", args=(1,)), (["plain"], [])),
+    ],
+    ids=["call", "name", "signature", "first of a chain", "second of a chain", "group", "beat"],
+)
+def test_the_base_of_a_task_decides_whether_its_call_is_stored(
+    app: Celery, using: str, monkeypatch: pytest.MonkeyPatch, call: Any, expected: tuple[list[str], list[str]]
+):
     sent: list[str] = []
-    monkeypatch.setattr(app.amqp, "send_task_message", lambda producer, name, *_, **__: sent.append(name))
+    send = app.amqp.send_task_message
+
+    def send_message(producer: Any, name: str, *arguments: Any, **options: Any) -> Any:
+        if isinstance(producer, StoringProducer):
+            return send(producer, name, *arguments, **options)
+        return sent.append(name.removeprefix("tests."))
+
+    monkeypatch.setattr(app.amqp, "send_task_message", send_message)
+    app.conf.update(result_backend="cache+memory://")
     plain: Any = app.task(name="tests.plain", base=Task, shared=False, ignore_result=True)(celery_app.note)
-    plain.delay(1)
-    app.send_task("tests.plain", (1,), ignore_result=True)
-    assert (sent, rows_of(using)) == (["tests.plain", "tests.plain"], [])
+    with transaction.atomic(using=using):
+        call(app, plain, app.tasks["tests.note"])
+        stored = [row.type.removeprefix("tests.") for row in rows_of(using)]
+        transaction.set_rollback(True, using=using)
+    assert (sent, stored) == expected
 
 
 def test_a_call_by_name_in_a_transaction_on_another_database_is_refused(app: Celery, using: str):
