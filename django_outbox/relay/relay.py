@@ -159,7 +159,7 @@ class Relay:
                 patience=state.limits.purge_patience,
                 is_stopping=state.is_done,
             ),
-            listening(self.using, state.wake_ups, self._aliases, state.limits),
+            listening(self.using, partial(state.wake_ups.hear, frozenset(self._aliases)), state.limits),
         ):
             return self._in_threads(self._for_each_worker(partial(keep_running, state=state)))
 

@@ -7,7 +7,7 @@ pauses, purge and reports, so what is wrong in one does not affect the others.
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -26,7 +26,7 @@ from django_outbox.rates import Throttle
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import RelayReporter
 from django_outbox.relay.state import Budget, RelayState, Turns
-from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.worker import RunningWorker
 from django_outbox.retention.purge import Purger
 from django_outbox.service.running import note_crash, restart_on_crash
@@ -40,6 +40,9 @@ MAX_PAUSE = 30.0
 
 PATIENCE = 5.0
 """Maximum seconds for the last reports, of which there may be hundreds, when the relay ends."""
+
+CHANNEL = "django_outbox_tenants"
+"""The channel on which a relay tests whether it receives notifications; each schema has its own."""
 
 LIMIT_LOCK_WAITS = "SET lock_timeout TO '500ms'"
 """Keeps a table that is locked, such as by VACUUM FULL, from holding up the look at the others."""
@@ -134,6 +137,9 @@ class Tenants:
         self._workers = workers
         self._names = frozenset(names)
         self._schemas: dict[str, Schema] = {}
+        # The schema of each channel, and the channels to which the listener listens.
+        self._channels: dict[str, str] = {}
+        self._heard: set[str] = set()
         self._unreadable: set[str] = set()
         self.works: list[Callable[[], None]] = []
         self._found: dict[str, list[SimpleQueue[set[str]]]] = {}
@@ -154,6 +160,7 @@ class Tenants:
             in_background(self._keep_reporting, name="outbox-reports", patience=PATIENCE),
             in_background(self._keep_purging, name="outbox-purge", patience=patience),
             in_background(self._keep_looking, name="outbox-look", patience=patience),
+            listening(self._state.using, self._hear, self._state.limits, channel=CHANNEL),
         ):
             yield
 
@@ -276,6 +283,7 @@ class Tenants:
             reporter = RelayReporter(state, "run", self._workers)
             self._schemas[name] = Schema(found[name], state, reporter, Purger(state.using, state.limits.purge_interval))
             self._state.outages.end(_subject(name))
+        self._channels = {having[name]: name for name in self._schemas}
         self._unreadable = set()
         # What the look does not find: messages that are left in a stream.
         self._wake((name, alias) for name in new for alias in self._found)
@@ -300,6 +308,19 @@ class Tenants:
                     if not self._store.is_conflict(error):
                         raise
                     self._unreadable.add(name)
+
+    def _hear(self, notified: Set[tuple[str, str]] | None) -> None:
+        """Give turns to the schemas that were notified, and listen to new ones."""
+        if notified is None:
+            # Over a new connection.
+            self._heard = set()
+        for channel in self._channels.keys() - self._heard:
+            self._store.execute(f"LISTEN {channel}")
+            self._heard.add(channel)
+        for channel, alias in notified or ():
+            if channel in self._channels and alias in self._found:
+                # One thread is enough.
+                min(self._found[alias], key=SimpleQueue.qsize).put({self._channels[channel]})
 
     def _wake(self, found: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> None:
         by_alias: dict[str, set[str]] = {}

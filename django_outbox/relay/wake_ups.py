@@ -1,7 +1,7 @@
 """Wake-ups: idle workers wait for work of their publisher; PostgreSQL notifies the relay of it."""
 
 import threading
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 
@@ -28,6 +28,10 @@ class WakeUps:
             self._awake.update(names)
             self._condition.notify_all()
 
+    def hear(self, publisher_aliases: Set[str], notified: Set[tuple[str, str]] | None) -> None:
+        """Wake a worker of each of these publishers that was notified; None means all."""
+        self.wake(publisher_aliases if notified is None else publisher_aliases & {alias for _, alias in notified})
+
     def wait(self, names: Set[str], seconds: float) -> bool:
         """Wait at most this long, and return whether there was a wake-up with one of these names."""
         with self._condition:
@@ -38,27 +42,37 @@ class WakeUps:
 
 @contextmanager
 def listening(
-    using: str, wake_ups: WakeUps, publisher_aliases: Iterable[str], limits: Limits = LIMITS
+    using: str, hear: Callable[[Set[tuple[str, str]] | None], object], limits: Limits = LIMITS, *, channel: str = ""
 ) -> Iterator[None]:
-    """Listen until the end of the block, if `OUTBOX["NOTIFY"]` is set and the database has notifications."""
+    """Listen until the end of the block, if `OUTBOX["NOTIFY"]` is set and the database has notifications.
+
+    Args:
+        hear: called, in the listener's thread, with what `Store.listen` yields.
+    """
     if not (get_settings().notify and get_store(connections[using]).can_wake):
         yield
         return
-    listen = partial(_listen, using, wake_ups, frozenset(publisher_aliases), limits)
+    listen = partial(_listen, using, hear, limits, channel)
     # The database may not answer at the end.
     with in_background(listen, name="outbox-listener", patience=2 * limits.listen_time):
         yield
 
 
-def _listen(using: str, wake_ups: WakeUps, publisher_aliases: Set[str], limits: Limits, left: threading.Event) -> None:
-    """Wake the workers until the event is set, over an own connection, and reconnect when that is lost."""
+def _listen(
+    using: str,
+    hear: Callable[[Set[tuple[str, str]] | None], object],
+    limits: Limits,
+    channel: str,
+    left: threading.Event,
+) -> None:
+    """Listen until the event is set, over an own connection, and reconnect when that is lost."""
     losses = 0
     while not left.is_set():
         try:
             with own_connection(using):
-                for notified in get_store(connections[using]).listen(limits.listen_time):
+                for notified in get_store(connections[using]).listen(limits.listen_time, channel):
                     losses = 0
-                    wake_ups.wake(publisher_aliases if notified is None else notified & publisher_aliases)
+                    hear(notified)
                     if left.is_set():
                         return
             logger.info(

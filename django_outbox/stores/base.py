@@ -340,8 +340,11 @@ class Store(ClaimQueries):
         `after` is `Purged.at` of an earlier batch, to leave out everything up to its end; None to begin at the start.
         """
 
-    def listen(self, seconds: float) -> Iterator[set[str] | None]:
-        """Yield the aliases of publishers that were woken, forever, and at least once in the given number of seconds.
+    def listen(self, seconds: float, channel: str = "") -> Iterator[set[tuple[str, str]] | None]:
+        """Yield notifications, forever, and at least once in the given number of seconds.
+
+        Each has the name of its channel, and the alias of a publisher that was woken. The caller may listen to more
+        channels over the same connection than this one, which by default is the channel of the schema.
 
         As soon as it listens, it yields None: messages committed before that may be for any publisher. It ends if this
         connection receives no notifications, because a pool gives each transaction another session, or because of the

@@ -222,7 +222,7 @@ CHANNEL = "SELECT 'django_outbox_' || relnamespace FROM pg_class WHERE oid = '{t
 WAKE = f"SELECT pg_notify(({CHANNEL}), publisher) FROM unnest(%s::text[]) publisher"
 
 FIND_SCHEMAS = """
-SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+SELECT nspname, 'django_outbox_' || relnamespace FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE relname = %s AND relkind IN ('r', 'p')
 """
 
@@ -481,12 +481,12 @@ class PostgreSQLStore(LockingStore):
     def wake(self, publishers: Collection[str]) -> None:
         self.fetch(WAKE, [list(publishers)])
 
-    def listen(self, seconds: float) -> Iterator[set[str] | None]:
+    def listen(self, seconds: float, channel: str = "") -> Iterator[set[tuple[str, str]] | None]:
         self.connection.ensure_connection()
         if not callable(self.connection.connection.notifies):
             # psycopg2 has a list there, and cannot wait for notifications.
             return
-        ((channel,),) = self.fetch(CHANNEL)
+        channel = channel or self.fetch(CHANNEL)[0][0]
         self.execute(f"LISTEN {channel}")
         if not (yield from self._receives_notifications(channel, seconds)):
             self.execute(f"UNLISTEN {channel}")
@@ -497,10 +497,10 @@ class PostgreSQLStore(LockingStore):
         while True:
             with self.connection.wrap_database_errors:
                 notifications = self.connection.connection.notifies(timeout=seconds, stop_after=1)
-                heard = {notification.payload for notification in notifications}
+                heard = {(notification.channel, notification.payload) for notification in notifications}
             yield heard
 
-    def _receives_notifications(self, channel: str, seconds: float) -> Generator[set[str], None, bool]:
+    def _receives_notifications(self, channel: str, seconds: float) -> Generator[set[tuple[str, str]], None, bool]:
         """Return whether a notification of another session arrives, sent up to `PROBES` times, `seconds` apart.
 
         After a time without one, yield an empty set, so that the caller can stop.
@@ -522,9 +522,9 @@ class PostgreSQLStore(LockingStore):
                 yield set()
         return False
 
-    def find_schemas(self) -> set[str]:
-        """Return the schemas that have the outbox's table."""
-        return {schema for (schema,) in self.fetch(FIND_SCHEMAS, [OutboxMessage._meta.db_table])}
+    def find_schemas(self) -> dict[str, str]:
+        """Return the schemas that have the outbox's table, and their channels."""
+        return dict(self.fetch(FIND_SCHEMAS, [OutboxMessage._meta.db_table]))
 
     def find_due_schemas(self, schemas: Collection[str], publishers: Sequence[str]) -> list[tuple[str, str]]:
         """Return the schemas that have messages due, each with the alias of a publisher, in one query."""

@@ -23,6 +23,11 @@ def enqueue(manage: Project, *schemas: str, type: str = "note", count: int = 1) 
     manage.do(ENQUEUE.format(schemas=schemas, type=type, count=count))
 
 
+def enqueue_again(manage: Project, schema: str) -> bool:
+    enqueue(manage, schema)
+    return False
+
+
 def delivered(manage: Project, schema: str) -> bool:
     return manage.pending(schema) == 0
 
@@ -65,6 +70,17 @@ def test_a_relay_serves_only_the_schemas_that_it_was_given(manage: Project):
         eventually(lambda: "Schema 't9' is unavailable: there is no tenant with it" in relay.output)
     assert not delivered(manage, "t2")
     assert "the schemas t1, t9" in relay.output
+
+
+def test_a_commit_wakes_the_relay_for_its_schema(manage: Project):
+    enqueue(manage, "t1")
+    with manage.relay("--all-schemas", "--poll-interval", "3600"):
+        # It looks only once, when it starts.
+        eventually(lambda: delivered(manage, "t1"))
+        enqueue(manage, "t1", "t2")
+        # A commit before it listens is not heard.
+        eventually(lambda: delivered(manage, "t1") or enqueue_again(manage, "t1"))
+        eventually(lambda: delivered(manage, "t2") or enqueue_again(manage, "t2"))
 
 
 def test_handlers_run_in_the_schema_of_their_tenant_with_the_tenant_itself(manage: Project):
