@@ -466,7 +466,9 @@ class MySQLStore(LockingStore):
             if self._name not in _complete:
                 self._add_key_locks_apart()
             while len(self.fetch(statement)) < len(numbers):
-                self._add_key_locks_apart()
+                # The table was emptied. This transaction may have locked the gaps, so that no other one can insert.
+                _complete.discard(self._name)
+                self._add_locks(numbers)
 
     def add_key_locks(self) -> None:
         there = {number for (number,) in self.fetch(FIND_KEY_LOCKS)}

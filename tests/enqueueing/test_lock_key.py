@@ -168,6 +168,20 @@ def test_a_deleted_row_of_a_key_lock_is_created_again(level: str):
         assert set(KeyLock.objects.using(alias).values_list("number", flat=True)) == set(range(KEY_LOCKS))
 
 
+@pytest.mark.parametrize("level", [*LEVELS, "serializable"])
+@pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
+def test_a_table_of_key_locks_that_is_emptied_under_a_running_process_is_filled_again(using: str, level: str):
+    """The first transaction may have locked the gap before it notices."""
+    options = {**isolation(using, level), "init_command": "SET SESSION innodb_lock_wait_timeout = 2"}
+    with another_alias(using, **options) as alias:
+        for n in range(3):
+            with transaction.atomic(using=alias):
+                enqueue("a", n, key="k", using=alias, lock_key=True)
+            if n == 0:
+                KeyLock.objects.using(using).all().delete()
+        assert set(KeyLock.objects.using(alias).values_list("number", flat=True)) == set(range(KEY_LOCKS))
+
+
 def test_waiting_for_a_key_takes_no_snapshot():
     """After waiting, the caller reads what the other transaction committed, even under REPEATABLE READ."""
     with another_alias("mariadb", **isolation("mariadb", "repeatable read")) as alias:
