@@ -139,6 +139,9 @@ class LogReader:
             LogUnavailable: the server refuses.
         """
         self._table = table
+        if self._connection.info.server_version >= 170_000:
+            # It would end the connection while a large transaction is read. Older versions do not know it.
+            self._run("SELECT set_config('transaction_timeout', '0', false)")
         self._run(f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT")
         options = f"proto_version '1', publication_names '{PUBLICATION}', binary 'true'"
         self._run(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 ({options})")

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -501,6 +501,28 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
 
 def has_published(scripted: Script, count: int) -> bool:
     return len(scripted.published()) == count
+
+
+def test_no_limit_of_the_database_ends_a_connection_that_reads_a_large_transaction(log: PostgreSQL):
+    known = {name for (name,) in execute("SELECT name FROM pg_settings")}
+    wanted = ("statement_timeout", "lock_timeout", "transaction_timeout", "idle_session_timeout")
+    ((table,),) = execute("SELECT %s::regclass::oid", [OutboxMessage._meta.db_table])
+    for name in known.intersection(wanted):
+        execute(f"ALTER DATABASE outbox SET {name} = '300ms'")
+    try:
+        with closing(LogReader(connections[LOG].get_connection_params(), "default", is_stopping=bool)) as reader:
+            reader.start("outbox_limits", table)
+            ids = put(1000, LOG, payload="x" * 10_000)
+            # The server waits for the reader in the middle of the transaction.
+            time.sleep(0.6)
+            read: list[int] = []
+            while len(read) < len(ids):
+                read += [message.id for part in reader.read(1.0, 1_000_000) for message in part.messages]
+            time.sleep(0.6)
+            assert reader.read(0.1, 1_000_000) == []
+    finally:
+        execute("ALTER DATABASE outbox RESET ALL")
+    assert read == ids
 
 
 def refuse(self: LogReader, slot: str, table: int) -> None:
