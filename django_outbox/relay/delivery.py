@@ -98,8 +98,9 @@ class Delivery:
                 self._deliverer.settle_carefully(error)
                 return Round(looked=True, published=published, unsettled=reason)
             if responds and shows_refusal(error):
-                # A missing right or table may be this publisher's alone, such as that of its rate limit.
-                return Round(publisher_outage=reason, looked=True)
+                # A missing right or table may be this publisher's alone, such as that of its rate limit, or a tenant's.
+                schema = getattr(connection, "schema_name", "")
+                return Round(publisher_outage=f"schema {schema!r}: {reason}" if schema else reason, looked=True)
             return Round(database_outage=outage)
 
     def check_connection(self) -> None:

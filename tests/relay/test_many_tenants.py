@@ -108,6 +108,19 @@ def test_a_schema_without_the_table_does_not_stop_the_others(manage: Project):
     assert relay.output.count("Schema 't1' is unavailable") == 1
 
 
+def test_a_missing_right_names_its_schema_and_does_not_stop_the_others(manage: Project):
+    manage.sql(f"REVOKE UPDATE ON t1.{TABLE} FROM CURRENT_USER")
+    try:
+        with manage.relay("--all-schemas") as relay:
+            enqueue(manage, "t1", "t2")
+            eventually(lambda: delivered(manage, "t2"))
+            eventually(lambda: "Publisher 'default' is unavailable: schema 't1': ProgrammingError" in relay.output)
+            manage.sql(f"GRANT UPDATE ON t1.{TABLE} TO CURRENT_USER")
+            eventually(lambda: delivered(manage, "t1"))
+    finally:
+        manage.sql(f"GRANT UPDATE ON t1.{TABLE} TO CURRENT_USER")
+
+
 def test_a_table_that_is_locked_does_not_hold_up_the_others(manage: Project):
     with manage.relay("--all-schemas"), manage.database.session() as cursor:
         cursor.execute(f"BEGIN; LOCK TABLE t1.{TABLE}")
