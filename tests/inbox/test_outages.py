@@ -62,8 +62,8 @@ def test_a_queue_that_is_deleted_and_declared_again_is_read_again(source, make_i
         source.send(1)
         eventually(lambda: payloads("default") == [1])
         source.broker.channel.queue_delete(source.name)
-        eventually(lambda: inbox.outages)
-        assert "was deleted" in inbox.outages[0].reason or "declare the queue" in inbox.outages[0].reason
+        (outage,) = eventually(lambda: inbox.outages)
+        assert "was deleted" in outage.reason or "declare the queue" in outage.reason
         source.broker.channel.queue_declare(source.name, durable=True)
         source.send(2)
         eventually(lambda: payloads("default") == [1, 2])

@@ -23,6 +23,7 @@ from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level
 from django_outbox.monitoring.figures import ConsumerStatus
 from django_outbox.monitoring.status import read_status
+from django_outbox.retry import Backoff
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, read_all, running
 from tests.support.ports import free_port
@@ -40,9 +41,9 @@ OFTEN: InboxLimits = replace(QUICK, report_pace=0.01, report_patience=20)
 def make_reporting(source: Any) -> Any:
     """Make an inbox that reports often, with these options of its consumer."""
 
-    def make(using: str, *, idle_exit: float | None = None, **options: Any) -> Inbox:
+    def make(using: str, *, idle_exit: float | None = None, limits: InboxLimits = OFTEN, **options: Any) -> Inbox:
         with override_settings(OUTBOX=outbox_of(source, **options)):
-            return Inbox(using=using, limits=OFTEN, idle_exit=idle_exit)
+            return Inbox(using=using, limits=limits, idle_exit=idle_exit)
 
     return make
 
@@ -96,7 +97,9 @@ def test_a_reader_that_crashes_is_reported_with_its_reason(source: Any, make_rep
 
     monkeypatch.setattr(Storing, "store", crash)
     source.send(1)
-    with running(make_reporting("default")) as inbox:
+    # A reader that runs for twice the longest wait has recovered, even if it only waits for a busy machine.
+    patient = replace(OFTEN, restart_wait=Backoff(delay=0.01, max_delay=2.0))
+    with running(make_reporting("default", limits=patient)) as inbox:
         eventually(lambda: [each.crashes >= 3 for each in read_status("default").consumers] == [True])
         status = read_status("default")
         (consumer,) = status.consumers
