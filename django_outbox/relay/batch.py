@@ -3,7 +3,7 @@
 import abc
 import datetime
 import time
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
@@ -141,6 +141,10 @@ class Deliverer(abc.ABC):
             else:
                 return f"message {id} was published and cannot be settled: {reason}"
         return ""
+
+    def refuse(self, reasons: Mapping[int, str]) -> None:
+        """Do not publish messages for a while, because the database refuses every new state of them."""
+        self.refused |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in reasons.items()}
 
     @abc.abstractmethod
     def deliver(self, limit: int) -> Tally:
@@ -322,7 +326,7 @@ class BrokerDeliverer(Deliverer):
             for id, reason in reasons.items()
         ]
         left = self.source.find_refused(Settlement(failed=failed))
-        self.refused |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in left.items()}
+        self.refuse(left)
         logger.error(
             "Publisher %r: %s could not be settled (%s): %s",
             self.publisher.alias,

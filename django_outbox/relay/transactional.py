@@ -6,12 +6,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from django.db import Error
+from django.db import Error, OperationalError
 
 from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Verdict, retry_later
-from django_outbox.relay.batch import Decided
+from django_outbox.relay.batch import Decided, without_refused
 from django_outbox.relay.handling import (
     Conflict,
     HandlingDeliverer,
@@ -58,6 +58,8 @@ class TransactionalDeliverer(HandlingDeliverer):
 
     def __post_init__(self) -> None:
         self._sizes = BatchSizes(self.turns)
+        # The last message of which the database refused every new state:
+        self._unsettled: int | None = None
         # Of the batch in hand:
         self._conflict: Conflict | None = None
 
@@ -131,12 +133,13 @@ class TransactionalDeliverer(HandlingDeliverer):
         if len(messages) > 1:
             self._store.limit_lock_waits(LOCK_WAIT)
         decided = Decided.blocked(len(messages))
+        permitted = {message.id for message in without_refused(messages, self.refused)} if self.refusal else None
         blocked: set[str] = set()
         deadline = time.monotonic() + self.publisher.batch_seconds
         for index, message in enumerate(messages):
             if self.is_stopping() or (index and time.monotonic() > deadline):
                 break
-            if message.key in blocked:
+            if message.key in blocked or (permitted is not None and message.id not in permitted):
                 continue
             try:
                 one = self._conclude(message, self._in_savepoint(message, partial(self.publisher.handle, message)))
@@ -196,7 +199,18 @@ class TransactionalDeliverer(HandlingDeliverer):
             # What deals with failed messages may have written something that cannot be committed.
             lost = TransactionLost(lost.message, error, lost.attempted or retry_later(describe(lost.error)))
         self._forget_connection()
-        return self._settle_alone(lost)
+        try:
+            return self._settle_alone(lost)
+        except Error as error:
+            if self._connection.in_atomic_block or not is_usable(self._connection):
+                raise
+            before, self._unsettled = self._unsettled, lost.message.id
+            if isinstance(error, OperationalError) and before != lost.message.id:
+                # It may pass.
+                raise
+            self._forget_connection()
+            self.refuse({lost.message.id: describe(error)})
+            return Tally()
 
     def _settle_alone(self, lost: TransactionLost) -> Tally:
         deadline = time.monotonic() + LOCK_PATIENCE

@@ -67,6 +67,12 @@ def refusing(using: str, condition: str) -> Iterator[None]:
             f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
         ]
         drop = [f"DROP TRIGGER outbox_refuse ON {table(using)}", "DROP FUNCTION outbox_refuse"]
+    elif connections[using].vendor == "sqlite":
+        create = [
+            f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
+            f"WHEN {condition} BEGIN SELECT RAISE(ABORT, 'frozen by accounting'); END"
+        ]
+        drop = ["DROP TRIGGER outbox_refuse"]
     else:
         create = [
             f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
@@ -110,7 +116,7 @@ def test_a_session_that_ends_during_each_batch_is_a_state(
             start()
             eventually(lambda: finding().code == "unavailable")
             assert "could not be settled" in finding().values["reason"]
-            # The second worker may have begun before the first one has noticed.
+            # Each worker may have begun before the others have noticed.
             assert 2 <= len(scripted.batches) <= 2 * workers
         scripted.answer = lambda message: ACCEPTED
         with relays_in_threads(using=locking, workers=workers, limits=Limits(report_pace=0.05)) as start:
@@ -177,6 +183,19 @@ def test_a_foreign_key_to_messages_that_are_to_be_deleted_stops_no_delivery(
     assert caplog.text.count("outbox_purge") <= 1
 
 
+def test_sqlite_sets_a_row_aside_that_cannot_be_settled(scripted: Script):
+    ids = put(6)
+    frozen = refusing("default", "OLD.payload = '2' AND NEW.processed_at IS NOT NULL")
+    with frozen, relays_in_threads(using="default", limits=QUICK) as start:
+        start()
+        put(3, first=10)
+        messages = OutboxMessage.objects.all()
+        eventually(lambda: messages.processed().count() == 8)
+        failed = eventually(lambda: messages.failed().first())
+    assert (failed.id, "frozen by accounting" in failed.error) == (ids[2], True)
+    assert max(counted(scripted).values()) <= 2
+
+
 @pytest.mark.parametrize("refused", ["processed", "always"])
 def test_a_row_that_cannot_be_settled_stops_no_other(
     locking: str, refused: str, scripted: Script, caplog: pytest.LogCaptureFixture
@@ -203,6 +222,32 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
             eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
     assert max(counted(scripted).values()) <= 2
     assert "Database" not in caplog.text
+
+
+@pytest.mark.parametrize("refused", ["processed", "always"])
+def test_a_handled_row_that_cannot_be_settled_stops_no_other(locking: str, refused: str):
+    condition = "OLD.payload = 2" if locking != "postgresql" else "OLD.payload = '2'::jsonb"
+    if refused == "processed":
+        condition += " AND NEW.processed_at IS NOT NULL"
+    entry = {**HANDLERS, "RETRY": {"MAX_ATTEMPTS": 2, "DELAY": 0.01}}
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}), registry.scratch():
+
+        @handler("t")
+        def note(payload: int, message: Message) -> None: ...
+
+        ids, keyed = put(6, locking), put(3, locking, key="k", first=1)
+        with refusing(locking, condition), relays_in_threads(using=locking, limits=QUICK) as start:
+            relay = start()
+            messages = OutboxMessage.objects.using(locking)
+            others = [*ids[:2], *ids[3:], keyed[0]]
+            eventually(lambda: messages.processed().filter(id__in=others).count() == len(others))
+            if refused == "processed":
+                eventually(lambda: messages.get(id=ids[2]).failed_at)
+                assert "frozen by accounting" in messages.get(id=ids[2]).error
+            else:
+                eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
+            late = put(3, locking, first=20)
+            eventually(lambda: messages.processed().filter(id__in=late).count() == 3)
 
 
 def test_many_rows_that_cannot_be_settled_hold_up_no_other(locking: str, scripted: Script):
