@@ -19,7 +19,6 @@ from django.db import (
     InterfaceError,
     NotSupportedError,
     connections,
-    transaction,
 )
 from django.db.models import Model, QuerySet
 
@@ -384,7 +383,8 @@ class Storing:
     def _insert(self, messages: list[Content], store: Store, result: Stored) -> None:
         if not messages:
             return
-        with transaction.atomic(using=self._using):
+        # Without the limits of the role or the server, which might cancel each batch.
+        with store.transaction(get_settings().claim_timeout, transactional=True):
             inserted, failed = self._insert_new(messages, store)
             if inserted < len(messages):
                 self._report_others(messages)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,8 +13,11 @@ from django.db import connections
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import Incoming
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
+from django_outbox.inbox.storing import Storing
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.models import StreamPosition
 from django_outbox.retention.purge import purge
@@ -185,3 +189,11 @@ def test_processed_messages_are_deleted_however_long_that_takes(using: str):
     OutboxMessage.objects.using(using).update(available_at=None, processed_at=ago(days=8))
     with slow(using, "DELETE"), limited(using), another_alias(using) as limited_one:
         assert purge(using=limited_one) == 1
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_incoming_messages_are_stored_however_long_that_takes(using: str):
+    consumer = RabbitMQConsumer("billing", url="amqp://localhost", queue="q", publisher="default")
+    batch = [Incoming(tag=n, body=b"1", headers={}, type="t", message_id=str(uuid.uuid4())) for n in range(2)]
+    with slow(using, "INSERT"), limited(using), another_alias(using) as limited_one:
+        assert Storing(consumer, limited_one).store(batch).tally.stored == 2
