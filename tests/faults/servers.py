@@ -92,9 +92,9 @@ class PostgreSQL(NetworkServer):
             AND mod(CASE WHEN partition > 0 THEN partition ELSE django_outbox_outboxmessage.id END,
                 position.count) = position.number
             AND (
-                pg_visible_in_snapshot(xid, passed::pg_snapshot)
+                pg_visible_in_snapshot(django_outbox_outboxmessage.xid, passed::pg_snapshot)
                 OR django_outbox_outboxmessage.id <= page_end
-                AND pg_visible_in_snapshot(xid, nullif(page, '')::pg_snapshot)
+                AND pg_visible_in_snapshot(django_outbox_outboxmessage.xid, nullif(page, '')::pg_snapshot)
             )
     ))"""
     # "Fast": transactions are rolled back, connections ended.
