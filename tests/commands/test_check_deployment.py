@@ -262,7 +262,7 @@ def test_w021_pending_messages_of_unknown_publishers(using: str):
     assert all("OUTBOX['PUBLISHERS']" in str(p.hint) for p in problems)
 
 
-@pytest.mark.django_db(databases=["postgresql"])
+@pytest.mark.django_db(databases=ALIASES)
 def test_w029_the_sequence_of_ids_is_behind_the_greatest_id():
     using = "postgresql"
     put(3, using)
@@ -277,7 +277,7 @@ def test_w029_the_sequence_of_ids_is_behind_the_greatest_id():
         enqueue("t", 1, using=using)
 
 
-@pytest.mark.django_db(databases=["postgresql"])
+@pytest.mark.django_db(databases=ALIASES)
 def test_w067_a_subscription_writes_the_table(monkeypatch: pytest.MonkeyPatch):
     assert "django_outbox.W067" not in database_checks("postgresql")
     monkeypatch.setattr(PostgreSQLStore, "find_subscriptions", lambda store: ["moved"])
