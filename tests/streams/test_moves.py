@@ -34,7 +34,7 @@ OUTBOX: dict[str, Any] = {
 OLD, NEW = map(Path, os.environ.get("POSTGRES_MOVES", f"{find_postgres().parent}:{find_postgres().parent}").split(":"))
 TABLES = ("django_outbox_outboxmessage", "django_outbox_streamposition")
 
-physical = pytest.mark.skipif(OLD != NEW, reason="this way needs one version: name one folder in POSTGRES_MOVES")
+physical = pytest.mark.skipif(OLD != NEW, reason="this way needs one version: POSTGRES_MOVES=folder:folder")
 
 
 class Move:
