@@ -168,9 +168,13 @@ class OutboxMessageAdmin(OperationsAdmin):
     @admin.display(description=_("original"))
     def pretty_original(self, message: OutboxMessage) -> str:
         original: Any = message.original
-        if get_settings().redact is not None and isinstance(original, dict):
-            shown = redacted(message.type, original.get("payload"), message.headers)
-            original = {**original, "payload": shown.payload}
+        if get_settings().redact is not None:
+            if isinstance(original, dict) and "payload" in original:
+                shown = redacted(message.type, original["payload"], message.headers)
+                original = {**original, "payload": shown.payload}
+            else:
+                # Another program has written it.
+                original = "…"
         return admin_display.pretty_json(original)
 
     shown_occurred_at = _time("occurred_at")

@@ -72,6 +72,11 @@ def test_body_and_headers_of_an_invalid_message_are_hidden_unless_the_function_c
     assert redacted("inbox.invalid", {"body": "a", "email": "b"}, {}).payload == {"body": "…", "email": "…"}
 
 
+def test_an_original_of_another_program_is_hidden(admin_client: Client, failed: int):
+    (id,) = put(Status.FAILED, type="order.paid", payload=PAYLOAD, original=[PAYLOAD])
+    assert SECRET not in text(admin_client.get(url("change", id)))
+
+
 def test_a_payload_of_which_nothing_is_hidden_can_be_edited(admin_client: Client, failed: int):
     (id,) = put(Status.FAILED, type="order.paid", payload=[1])
     assert "payload" in admin_client.get(url("edit", id)).context["form"].fields
