@@ -85,7 +85,7 @@ class InboxState(ServiceState):
         return self.stopping or self._is_idle()
 
     def _is_idle(self) -> bool:
-        if self._idle_exit is None or self.open_batches or self.outages.current:
+        if self._idle_exit is None or self.open_batches or self._paused or self.outages.current:
             return False
         return time.monotonic() - self._active_at > self._idle_exit
 

@@ -267,6 +267,32 @@ def test_an_inbox_that_ends_when_idle_gives_up_while_dead_letters_cannot_be_writ
     assert source.unsettled() == 1
 
 
+def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source):
+    config = {**source.options["config"], "auto.offset.reset": "latest"}
+    consumer = KafkaConsumer("billing", **{**source.options, "config": config})
+    received: list[bytes] = []
+
+    def has_joined() -> Any:
+        assert not consumer.receive(0.1)
+        return consumer._connection and consumer._connection._committed
+
+    def has_all() -> bool:
+        received.extend(each.body for each in consumer.receive(0.1))
+        return len(received) >= 2
+
+    try:
+        consumer.open()
+        eventually(has_joined)
+        consumer.close()
+        source.send(1)
+        consumer.open()
+        source.send(2)
+        eventually(has_all)
+    finally:
+        consumer.close()
+    assert sorted(received) == [b"1", b"2"]
+
+
 @on_a_mock
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(

@@ -293,6 +293,21 @@ def test_an_inbox_pauses_while_the_backlog_is_too_large(using, source, make_inbo
     assert "resumes" in caplog.text
 
 
+def test_an_inbox_that_pauses_is_not_idle(source, make_inbox, monkeypatch):
+    # However long a count takes, the next one follows.
+    monkeypatch.setattr(Throttle, "is_open", True)
+    source.send(*range(60))
+    with running(make_inbox(max_backlog=10, batch_size=1, arguments={"idle_exit": 0.3})) as inbox:
+        eventually(lambda: inbox.paused)
+        assert eventually(lambda: stays_same(lambda: len(payloads("default"))))
+
+        def deliver() -> bool:
+            OutboxMessage.objects.pending().update(**PROCESSED)
+            return len(payloads("default")) == 60
+
+        eventually(deliver)
+
+
 PROCESSED = {"available_at": None, "processed_at": "2026-01-01T00:00Z", "blocks_key": False}
 
 

@@ -126,6 +126,9 @@ librdkafka does not notice when the coordinator has. The times are limited becau
 there are more members than partitions.
 """
 
+AT_THE_END = ("latest", "end", "largest")
+"""The values of `auto.offset.reset` with which a new group begins at the end."""
+
 Place = tuple[str, int]
 """A topic and the number of a partition."""
 
@@ -304,7 +307,21 @@ class KafkaConsumerConnection(ConsumerConnection):
 
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._assigned.update(_places(partitions))
+        if str(self._config.get("auto.offset.reset")).lower() in AT_THE_END:
+            self._commit_ends(client, partitions)
         self._plan_to_rejoin()
+
+    def _commit_ends(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
+        """Commit the ends of partitions without an offset.
+
+        Otherwise a partition of which nothing was read would begin at a later end after a pause or a restart.
+        """
+        with suppress(KafkaException):
+            found = client.committed(partitions, timeout=self._timeout)
+            new = _places(each for each in found if each.offset < 0)
+            ends = {place: client.get_watermark_offsets(TopicPartition(*place), self._timeout)[1] for place in new}
+            self._settled.update(ends)
+            self._commit(ends)
 
     def _on_revoke(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         # The next owner of the partition begins at these offsets.

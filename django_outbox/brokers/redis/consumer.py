@@ -314,33 +314,29 @@ class RedisConsumerConnection(ConsumerConnection):
 
     def _read_new(self, count: int) -> list[StreamEntry]:
         """Return new entries if there are any, and log whether others were trimmed before the group has read them."""
-        options = self._options
+        name = self._options.stream
         if self._last_id is None:
             self._last_id = self._read_group()[b"last-delivered-id"]
-        groups, earlier, reply = self._commands(
-            ("XINFO", "GROUPS", options.stream),
-            ("XREVRANGE", options.stream, self._last_id, "-", "COUNT", 1),
-            (*self._reading(count), "STREAMS", options.stream, ">"),
+        groups, info, reply = self._commands(
+            ("XINFO", "GROUPS", name), ("XINFO", "STREAM", name), (*self._reading(count), "STREAMS", name, ">")
         )
         entries = _read_streams(reply)
-        read = self._find_group(groups).get(b"entries-read")
-        if entries and not earlier and read is not None:
-            self._look_for_gap(entries, read)
+        if entries:
+            self._look_for_gap(self._find_group(groups), dict(zip(info[::2], info[1::2], strict=True)), self._last_id)
         return self._note_last(entries)
 
-    def _look_for_gap(self, entries: Sequence[StreamEntry], read: int) -> None:
-        """Log a loss if entries lie between new ones and those that the group had read before them.
+    def _look_for_gap(self, group: dict[bytes, Any], stream: dict[bytes, Any], last_id: bytes) -> None:
+        """Log a loss if more entries have left the stream, before a read, than the group had read by then.
 
         Redis 7.0 does not count trimmed entries as read when the group has passed them, so that gap is remembered.
         """
-        reply = self._command("XINFO", "STREAM", self._options.stream)
-        stream = dict(zip(reply[::2], reply[1::2], strict=True))
-        first = stream[b"first-entry"]
-        trimmed_since = sum(not first or _number(each.id) < _number(first[0]) for each in entries)
-        before = stream[b"entries-added"] - stream[b"length"] - trimmed_since
-        if before > max(read, self._place_of_last):
+        first, read = stream[b"first-entry"], group.get(b"entries-read")
+        if read is None or (first and _number(first[0]) <= _number(last_id)):
+            return
+        gone = stream[b"entries-added"] - stream[b"length"]
+        if gone > max(read, self._place_of_last):
             self._log_loss()
-        self._place_of_last = before
+        self._place_of_last = gone
 
     def _log_loss(self) -> None:
         if self._loss_logs.take():
