@@ -33,7 +33,7 @@ IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NU
 IS_STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
 
 COPIED = "copied"
-"""The server of a position that no relay has moved on this one, although this one may have the same identifier."""
+"""Stands for the server of a copied position. A physical copy has the same identifier as the original."""
 
 # A row that a dump or logical replication has copied was written by another transaction than the one that moved it.
 POSITION = f"""
@@ -382,8 +382,10 @@ class Stream:
         if len(found) == before == count:
             return True
         server = self.find_server()
+        rows = StreamPosition.objects.using(self._store.connection.alias).filter(publisher=self._publisher)
         if len(found) < before:
-            new = positions
+            # The others stay as they are, as the row of a copied one shows that it is.
+            rows, new = rows.exclude(count=before), [position for position in positions if not position.address]
         elif any(position.server not in {"", server} for position in found):
             # Another server has numbered the transactions.
             return False
@@ -393,12 +395,11 @@ class Stream:
             new = [replace(position, number=number, count=count) for number in range(count)]
         else:
             return False
-        rows = StreamPosition.objects.using(self._store.connection.alias)
-        rows.filter(publisher=self._publisher).delete()
+        rows.delete()
         other = {"address", "copied"}
         values = [{name: value for name, value in asdict(position).items() if name not in other} for position in new]
         rows.bulk_create([StreamPosition(publisher=self._publisher, relay=self._relay, **each) for each in values])
-        return len(new) == count
+        return len(self.find_positions()) == count
 
     def _join(self, positions: Sequence[StoredPosition], server: str, limit: int) -> StoredPosition | None:
         """Return a position at which all positions stand together, and move to the table what is left before it."""

@@ -468,7 +468,7 @@ class SnapshotSource(TableSource):
         logger.warning(
             "Publisher %(publisher)r: the position of its stream was copied from another server to database "
             "%(database)r. %(pending)d messages that it had not passed are due in the table; %(processed)d are marked "
-            "as processed. What a relay has delivered there since the copy was made is sent again.",
+            "as processed. Messages that the other server's relay delivered after the copy are sent again.",
             event="relay.position_copied",
             publisher=self._publisher_alias,
             database=self.using,
