@@ -300,14 +300,15 @@ class MySQLStore(LockingStore):
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
         limits = {} if self.connection.in_atomic_block else self._limits(max_seconds, transactional=transactional)
         if limits:
-            self._set_session(limits)
+            # The session keeps the values of the project for the end.
+            self._set_session({**{f"@outbox_{name}": f"@@{name}" for name in limits}, **limits})
         try:
             with super().transaction(max_seconds, transactional=transactional):
                 yield
         finally:
             if limits:
                 with suppress(DatabaseError):
-                    self._set_session(dict.fromkeys(limits, "DEFAULT"))
+                    self._set_session({name: f"@outbox_{name}" for name in limits})
 
     def _limits(self, max_seconds: float, *, transactional: bool) -> dict[str, Any]:
         """Return the settings with which the server ends the transaction of a relay that hangs, and no other one.
@@ -326,7 +327,7 @@ class MySQLStore(LockingStore):
         return {**dict.fromkeys(idle, seconds), self._statement_limit: 0, **lock_waits}
 
     def _set_session(self, values: Mapping[str, Any]) -> None:
-        self.execute(f"SET SESSION {', '.join(f'{name} = {value}' for name, value in values.items())}")
+        self.execute(f"SET {', '.join(f'{name} = {value}' for name, value in values.items())}")
 
     @property
     def _statement_limit(self) -> str:

@@ -183,6 +183,30 @@ def test_a_lock_that_delays_a_settlement_repeats_nothing(scripted: Script):
     assert scripted.published() == ids
 
 
+@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize("using", LOCKING)
+def test_the_limits_of_a_session_are_restored(using: str, transactional: bool):
+    """Those of the project's `init_command` are not the server's defaults."""
+    with limited(using), another_alias(using) as limited_one:
+        connection = connections[limited_one]
+        if connection.vendor == "postgresql":
+            names = [name for (name,) in get_store(connection).fetch("SELECT name FROM pg_settings")]
+            names = [name for name in names if name in ON_POSTGRESQL]
+        else:
+            names = [*(ON_MARIADB if connection.mysql_is_mariadb else ON_MYSQL)]  # type: ignore[attr-defined]
+
+        def read() -> dict[str, Any]:
+            show = "current_setting('{}')" if connection.vendor == "postgresql" else "@@{}"
+            ((*values,),) = get_store(connection).fetch(f"SELECT {', '.join(show.format(name) for name in names)}")
+            return dict(zip(names, values, strict=True))
+
+        before = read()
+        for _ in range(2):
+            with get_store(connection).transaction(300, transactional=transactional):
+                assert read() != before
+            assert read() == before
+
+
 @pytest.mark.parametrize("using", LOCKING)
 def test_processed_messages_are_deleted_however_long_that_takes(using: str):
     put(1, using)
