@@ -1,11 +1,11 @@
-"""What a relay does when the database's clock has gone back: it moves the times that the clock left in the future."""
+"""Repair times that lie in the future after the database's clock went back."""
 
 import datetime
 import math
 from contextlib import AbstractContextManager
 
 from django.db import connections
-from django.db.models import F, Q
+from django.db.models import F, Value
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.db.functions import DatabaseNow
@@ -22,8 +22,9 @@ TOLERANCE = datetime.timedelta(seconds=10)
 class ClockGuard:
     """Notices that the clock went back, because a report has a time in the future, and moves such times once.
 
-    A message without a delay, or that waits for another attempt, becomes due when it would have been. Others keep their
-    times: nothing shows whether a delay or a time was asked for, and no message may be early.
+    What happened in the future happened now, whatever the report says: no message may be early. So a message without a
+    delay is due now, and one that failed waits for its next attempt from now on. Others keep their times, as nothing
+    shows whether a delay or a time was asked for.
 
     A living relay renews or ends its leases within `CLAIM_TIMEOUT`. The leases that are left after that time are of
     relays that have died, so they are ended.
@@ -45,29 +46,29 @@ class ClockGuard:
             self._end_leases()
 
     def _move_times(self, now: datetime.datetime, step: datetime.timedelta) -> None:
-        reports = Heartbeat.objects.using(self._using).filter(seen_at__gt=now)
+        reports = Heartbeat.objects.using(self._using).filter(seen_at__gt=now + TOLERANCE)
         counts = DeliveryCount.objects.using(self._using).filter(minute__gte=now.replace(second=0, microsecond=0))
         leases = KeyLock.objects.using(self._using).filter(held_until__gt=now)
         messages = OutboxMessage.objects.using(self._using)
-        waiting = messages.filter(
-            Q(occurred_at__gt=now, available_at=F("occurred_at"))
-            | Q(last_error_at__gt=now, available_at__gt=F("last_error_at")),
-            available_at__gt=now,
-            available_at__lt=HELD_BY_PAUSE,
-        ).exclude(available_at__in=leases.values("held_until"))
+        waiting = messages.filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE).exclude(
+            available_at__in=leases.values("held_until")
+        )
+        new = waiting.filter(occurred_at__gt=now, available_at=F("occurred_at"))
+        retried = waiting.filter(last_error_at__gt=now, available_at__gt=F("last_error_at"))
         with self._transaction():
-            if not reports.update(seen_at=F("seen_at") - step):
+            if not reports.update(seen_at=now):
                 # Another relay was faster.
                 return
             counts.delete()
-            messages.filter(failed_at__gt=now).update(failed_at=F("failed_at") - step)
-            moved = waiting.update(available_at=F("available_at") - step)
+            messages.filter(failed_at__gt=now).update(failed_at=now)
+            moved = new.update(available_at=now)
+            moved += retried.update(available_at=Value(now) + (F("available_at") - F("last_error_at")))
             ends = leases.filter(held_until__gt=now + datetime.timedelta(seconds=self._claim_timeout))
             self._leases = dict(ends.values_list("number", "held_until"))
         self._leases_end_at = boot_time() + self._claim_timeout
         logger.warning(
             "The clock of database %(database)r went back by %(seconds)s s. "
-            f"{counted(moved, 'waiting message')} will be delivered as if it had not. Delayed ones may be late.",
+            f"{counted(moved, 'waiting message')} got new due times. Messages with a delay may be late by that time.",
             event="relay.clock_went_back",
             database=self._using,
             seconds=round(step.total_seconds()),

@@ -127,6 +127,7 @@ def test_messages_become_due_when_they_would_have_and_never_earlier(
     Heartbeat.objects.all().delete()
     now = read_clock("default")
     expected: dict[int, datetime.datetime] = {}
+    failed: dict[int, int] = {}
     for age, retried, delay, wait in messages:
         (id,) = put(1, "default")
         occurred_at = now - age * SECOND
@@ -136,6 +137,7 @@ def test_messages_become_due_when_they_would_have_and_never_earlier(
             due = now - retried * SECOND + wait * SECOND
             fields |= {"available_at": due, "last_error_at": now - retried * SECOND, "attempts": 1}
             is_known = retried < step
+            failed[id] = retried if is_known else 0
         else:
             is_known = age < step and not delay
         OutboxMessage.objects.filter(pk=id).update(**fields)
@@ -146,7 +148,28 @@ def test_messages_become_due_when_they_would_have_and_never_earlier(
     moved = {id: time for id, time in times("default").items() if time}
     for id, time in expected.items():
         # A message of the old clock's last second is due a moment later.
-        assert -LATE < moved[id] - time < LATE or max(moved[id], time) <= now
+        # One that failed waits for its whole delay again.
+        again = failed.get(id, 0) * SECOND
+        assert -LATE < moved[id] - time < LATE + again or max(moved[id], time) < now + LATE
+
+
+@pytest.mark.parametrize("ahead", [300 * 24 * HOUR, 12 * SECOND])
+def test_no_report_makes_a_message_early(using: str, ahead: datetime.timedelta):
+    """One from another time, or one of a relay that stopped long before the clock went back."""
+    new, retried = put(2, using)
+    now = read_clock(using)
+    messages = OutboxMessage.objects.using(using)
+    messages.filter(pk=new).update(occurred_at=now + HOUR, available_at=now + HOUR)
+    messages.filter(pk=retried).update(last_error_at=now + 15 * SECOND, available_at=now + HOUR)
+    report(using, seen_at=now + 12 * SECOND)
+    report(using, "shop-2", seen_at=now + ahead)
+    guard(using).check()
+    due = {id: time for id, time in times(using).items() if time}
+    assert abs(due[new] - now) < LATE
+    assert abs(due[retried] - (now + HOUR - 15 * SECOND)) < LATE
+    assert all(
+        abs(seen_at - now) < LATE for seen_at in Heartbeat.objects.using(using).values_list("seen_at", flat=True)
+    )
 
 
 def test_a_held_message_remains_held(using: str):
@@ -212,13 +235,14 @@ class TestMonitoring:
         set_clock_back(using)
         assert not read_status(using).relays[0].alive
 
-    def test_reports_keep_their_age(self, using: str):
+    def test_a_report_from_the_future_counts_from_now_on(self, using: str):
         now = read_clock(using)
         report(using, seen_at=now)
         report(using, "shop-2", seen_at=now - HOUR / 2)
+        report(using, "shop-3", seen_at=now - 2 * HOUR)
         set_clock_back(using)
         guard(using).check()
-        assert [relay.alive for relay in read_status(using).relays] == [True, False]
+        assert [relay.alive for relay in read_status(using).relays] == [True, True, False]
 
     def test_minutes_that_come_again_are_counted_again(self, using: str):
         put(1, using)
