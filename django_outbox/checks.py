@@ -17,7 +17,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
 from django.db import DatabaseError, connections, router
@@ -670,13 +670,12 @@ def _check_server(store: MySQLStore, settings: OutboxSettings | None) -> Iterato
             id="django_outbox.W065",
         )
     if found.get("wsrep_on") == "ON" or found.get("group_replication_single_primary_mode") == "OFF":
-        yield Warning(
+        yield Info(
             f"The server of the database {alias!r} is a node of a cluster with several primaries (Galera or Group "
-            "Replication), which do not share row locks. Relays on two nodes deliver each message twice and out of "
-            "order, and lock_key=True orders nothing across nodes.",
-            hint="Let all relays, and all processes that pass lock_key=True, write to one node. Then silence this "
-            "check.",
-            id="django_outbox.W066",
+            "Replication), which do not share row locks. That matters only if relays, or processes that pass "
+            "lock_key=True, write to more than one node: then each message is delivered twice and out of order.",
+            hint="Let all of them write to one node. Other processes may enqueue on any node.",
+            id="django_outbox.I066",
         )
 
 

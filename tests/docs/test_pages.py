@@ -118,7 +118,7 @@ def target_of(name: str, prefix: str = "setting") -> str:
 
 def check_ids() -> set[str]:
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    return set(re.findall(r'(?:"|django_outbox\.)([EW]\d{3})"', source))
+    return set(re.findall(r'(?:"|django_outbox\.)([EWI]\d{3})"', source))
 
 
 def flags(command: str) -> set[str]:

@@ -43,7 +43,7 @@ def test_checks_find_a_log_that_takes_no_changes_of_a_relay_and_a_small_packet(d
     options = ("--log-bin=log", "--binlog-format=STATEMENT", "--max-allowed-packet=4M")
     with server(django_db_blocker, *options) as problems:
         assert {"E064", "W065"} <= problems
-        assert "W066" not in problems
+        assert "I066" not in problems
 
 
 @pytest.mark.skipif(not GALERA.exists(), reason="Galera is not installed: apt install galera-4")
@@ -59,5 +59,5 @@ def test_a_check_finds_a_node_of_a_cluster_with_several_primaries(django_db_bloc
         "--innodb-autoinc-lock-mode=2",
     )
     with server(django_db_blocker, *options) as problems:
-        assert "W066" in problems
+        assert "I066" in problems
         assert not {"E064", "W065"} & problems
