@@ -1,4 +1,4 @@
-"""What the errors of a database report, by the codes of PostgreSQL, MySQL and MariaDB."""
+"""Classify database errors by the codes of PostgreSQL, MySQL and MariaDB."""
 
 from django.db import ProgrammingError
 
@@ -8,8 +8,8 @@ MISSING_RIGHT = ("42501", 1142, 1143)
 """A right on a table, or on some of its columns."""
 
 REFUSED = (*MISSING_RIGHT, 1054, 1227, 1356, 1370, 1449)
-"""The others are those of MySQL and MariaDB for a column, a table behind a view, and a right or a user behind a
-trigger. Its driver does not report them as a ProgrammingError."""
+"""The other codes are MySQL's and MariaDB's for a missing column, a broken view, and a trigger without its user or right.
+Their drivers do not raise a ProgrammingError for them."""
 
 
 def shows_missing_table(error: BaseException) -> bool:

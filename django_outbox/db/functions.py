@@ -51,7 +51,7 @@ WRITER = """(
 
 
 class Writer(Func):
-    """The number of the transaction that wrote a row, the column of which it is given, on PostgreSQL; NULL on others.
+    """On PostgreSQL, the number of the transaction that wrote the row of the given column; NULL on other databases.
 
     It differs from the number in the row if the row was copied by a dump or by logical replication.
     """

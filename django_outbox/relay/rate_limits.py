@@ -17,8 +17,7 @@ SLOT = 0.2
 """Length of a reservation in seconds, if at least one message fits: each costs a write."""
 
 CREDIT = datetime.timedelta(seconds=0.25)
-"""How late a relay may be without a loss. After an idle time, the reservations that begin within this time come at
-once."""
+"""Maximum delay that a relay makes up for. After an idle time, it reserves this much at once."""
 
 MAX_SECONDS = 30.0
 """Time after which the database ends a transaction that hangs while it reserves."""
@@ -64,8 +63,8 @@ class RateLimiter:
         self.reserved, self._end = self._size, begin + step
         if begin < reserved_until:
             logger.warning(
-                "Publisher %(publisher)r: messages were reserved for the next %(seconds)s s, longer than a relay may. "
-                "The clock of database %(database)r went back, or RATE_LIMIT was raised. The limit starts again now.",
+                "Publisher %(publisher)r: messages are reserved for the next %(seconds)s s, which is longer than any relay "
+                "reserves. The clock of database %(database)r went back, or RATE_LIMIT was raised. The limit starts again now.",
                 event="relay.rate_limit_reset",
                 publisher=self._publisher_alias,
                 database=self._using,

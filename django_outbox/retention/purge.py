@@ -164,7 +164,7 @@ def _purge(
         after, complete = batch.at, batch.at_end
     if linked:
         logger.info(
-            "Kept %s that the purge would delete: rows of %s refer to them.",
+            "The purge kept %s because rows of %s refer to them.",
             counted(linked, "message"),
             name_links(using),
             event="purge.linked",

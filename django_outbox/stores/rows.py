@@ -193,7 +193,7 @@ def read_headers(text: str) -> dict[str, Any]:
     if not isinstance(headers, dict):
         raise TypeError(f"its JSON is of type {type(headers).__name__}, not an object")
     if "\\u" in text and "\\ud" in text.lower():
-        # Of a lone surrogate, which no broker can be given.
+        # Raises an error for a lone surrogate, which no broker accepts.
         json.dumps(headers, ensure_ascii=False).encode()
     return headers
 

@@ -221,7 +221,7 @@ WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8
 
 PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
 
-TO_TABLE = f"""
+PROCESSED_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}
 """
 
@@ -522,7 +522,7 @@ class Stream:
         rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
         old = [id for id, _, is_old in rows if is_old]
         kept = {*old} if archive else find_linked(self._store.connection.alias, old)
-        moved = self._store.execute(TO_TABLE, [array(kept)]) if kept else 0
+        moved = self._store.execute(PROCESSED_TO_TABLE, [array(kept)]) if kept else 0
         deleted = self._store.execute(PURGE, [array({*old} - kept)]) if {*old} - kept else 0
         at_end = not moved + deleted or len(rows) < limit
         return Purged(deleted, None if at_end else rows[-1][1])
