@@ -8,8 +8,8 @@ MISSING_RIGHT = ("42501", 1142, 1143)
 """A right on a table, or on some of its columns."""
 
 REFUSED = (*MISSING_RIGHT, 1054, 1227, 1356, 1370, 1449)
-"""The other codes are MySQL's and MariaDB's for a missing column, a broken view, and a trigger without its user or right.
-Their drivers do not raise a ProgrammingError for them."""
+"""The other codes are MySQL's and MariaDB's for a missing column, a broken view, and a trigger without its user or
+right. Their drivers do not raise a ProgrammingError for them."""
 
 
 def shows_missing_table(error: BaseException) -> bool:

@@ -294,8 +294,9 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # digit, because a search for one character is quick.
 _LONG_NUMBER = re.compile(r"[0-9](?:[0-9]{19}|(?<=-[0-9])[0-9]{18})")
 
-# A key that was perhaps no string. It begins with what only follows keys, because there are few of these.
-_CONVERTED_KEY = re.compile('": (?:(?<=[0-9]": )|(?<="true": )|(?<="false": )|(?<="null": ))')
+# A key that was perhaps no string. The search for its end is quicker, because few strings have such an end.
+_CONVERTED_KEY = re.compile(r'"(?:-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|true|false|null)": ')
+_CONVERTED_KEY_END = re.compile('": (?:(?<=[0-9]": )|(?<="true": )|(?<="false": )|(?<="null": ))')
 
 _SEVERAL_VALUES = {MultiValueDict, QueryDict}
 
@@ -331,7 +332,7 @@ def _needs_closer_look(text: str, size: int, store: Store) -> bool:
         or text.count("[") + text.count("{") > store.max_json_depth
         or size > (store.max_json_key_bytes or size)
         or _LONG_NUMBER.search(text) is not None
-        or _CONVERTED_KEY.search(text) is not None
+        or (_CONVERTED_KEY_END.search(text) is not None and _CONVERTED_KEY.search(text) is not None)
         or not store.can_store(text)
     )
 
@@ -405,7 +406,7 @@ def _problem_of_container(node: _Node, store: Store) -> str:
         if _contains_itself(node):
             return "is not JSON: it contains itself."
         return f"is nested too deeply for the database; the limit is {store.max_json_depth} levels."
-    if isinstance(node.value, MultiValueDict):
+    if isinstance(node.value, MultiValueDict) and any(len(values) > 1 for _, values in node.value.lists()):
         return (
             f"is a {_kind(node.value)}, of which JSON keeps only the last value of each key. Pass dict(value.lists()), "
             "or value.dict() if one value of each is enough."

@@ -63,8 +63,9 @@ class RateLimiter:
         self.reserved, self._end = self._size, begin + step
         if begin < reserved_until:
             logger.warning(
-                "Publisher %(publisher)r: messages are reserved for the next %(seconds)s s, which is longer than any relay "
-                "reserves. The clock of database %(database)r went back, or RATE_LIMIT was raised. The limit starts again now.",
+                "Publisher %(publisher)r: messages are reserved for the next %(seconds)s s, which is longer than any "
+                "relay reserves. The clock of database %(database)r went back, or RATE_LIMIT was raised. The limit "
+                "starts again now.",
                 event="relay.rate_limit_reset",
                 publisher=self._publisher_alias,
                 database=self._using,

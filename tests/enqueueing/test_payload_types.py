@@ -88,6 +88,16 @@ def test_values_of_which_json_would_lose_a_part_are_refused(using: str, value: A
         assert problem in str(info.value)
 
 
+@pytest.mark.parametrize(("value", "expected"), [(QueryDict("a=1&b="), {"a": "1", "b": ""}), (QueryDict(""), {})])
+def test_a_querydict_with_one_value_of_each_key_is_accepted(value: Any, expected: Any):
+    with transaction.atomic():
+        enqueue("order.created", value)
+        enqueue("order.created", {"form": value}, headers={"form": value})
+    first, second = OutboxMessage.objects.order_by("id")
+    assert first.payload == expected
+    assert second.payload == second.headers == {"form": expected}
+
+
 def key_as_json(key: Any) -> str:
     return key if isinstance(key, str) else json.dumps(key)
 

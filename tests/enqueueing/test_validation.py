@@ -17,11 +17,12 @@ from django.db import connections, models, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, assume, given
+from hypothesis import HealthCheck, assume, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
+from django_outbox.enqueueing import validation
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.messages import MAX_HEADERS_DEPTH
 from django_outbox.stores import get_store
@@ -252,6 +253,31 @@ def test_the_source_of_a_value_makes_no_invalid_value_valid(pieces: list[str], f
         except InvalidMessage as error:
             problems.append(str(error))
     assert problems[0] == problems[1]
+
+
+CONVERTED = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(key=CONVERTED, other=CONVERTED)
+@example(key=-1.5e-300, other=1e22)
+def test_a_key_that_json_writes_as_another_one_is_refused(key: Any, other: Any):
+    store = SmallIntegers(connections["default"])
+    check_json("payload", [{key: 1}, {json.dumps(key): 2, f"a{json.dumps(key)}": 3}], store)
+    with pytest.raises(InvalidMessage, match="two keys that JSON writes as"):
+        check_json("payload", [{other: 1}, {"a": {key: 1, json.dumps(key): 2}}], store)
+
+
+@pytest.mark.parametrize(
+    "key", ["address1", "a.5", "sha256", "-", "1.", "e5", "is_true", "nonnull", "1 2", 'a\\"b2', "é1"]
+)
+def test_a_key_that_only_ends_like_a_number_costs_no_closer_look(key: str, monkeypatch: pytest.MonkeyPatch):
+    looks: list[object] = []
+    monkeypatch.setattr(validation, "_refuse_first_mistake", lambda *arguments: looks.append(arguments))
+    store = SmallIntegers(connections["default"])
+    check_json("payload", {"lines": [{key: 1, "city": "x"}]}, store)
+    assert not looks
+    check_json("payload", {"lines": [{key: 1, 7: "x"}]}, store)
+    assert looks
 
 
 def test_an_object_key_that_is_too_long_for_the_database_is_refused():
