@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
 
@@ -17,7 +18,7 @@ from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.support.archives import archived, archiving, copies, failed, processed
-from tests.support.links import linked_by_model, linked_by_sql
+from tests.support.links import link_model, linked_by_model, linked_by_sql
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED
 
@@ -95,3 +96,25 @@ def test_a_constraint_that_django_does_not_know_is_reported_without_a_traceback(
     with linked_by_sql(using, [ids[0], ids[2]]), pytest.raises(CommandError, match=r"refused the change.*IntegrityErr"):
         run(command[0], using, *command[1:])
     assert sorted(rows(using)) == ids
+
+
+@pytest.mark.parametrize("table", ["", "VIEW", "TABLE"])
+def test_only_models_whose_table_exists_are_asked(using: str, table: str):
+    """The database may have the outbox only; a view has no constraint, and a table that others create may have one."""
+    ids = [*processed(using, 2), *failed(using, 2)]
+    kept = ids if table == "TABLE" else []
+    with link_model(managed=not table) as model:
+        name = model._meta.db_table
+        with connections[using].cursor() as cursor:
+            if table:
+                cursor.execute(
+                    f"CREATE {table} {name} AS SELECT id, id AS message_id FROM {OutboxMessage._meta.db_table}"
+                )
+        try:
+            run("outbox_purge", using)
+            run("outbox_discard", using, "--all")
+            assert [*rows(using)] == kept
+        finally:
+            with connections[using].cursor() as cursor:
+                if table:
+                    cursor.execute(f"DROP {table} {name}")

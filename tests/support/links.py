@@ -14,7 +14,9 @@ APP = "contenttypes"
 
 
 @contextmanager
-def link_model(on_delete: Any = models.CASCADE, *, managed: bool = True, **options: Any) -> Iterator[type[models.Model]]:
+def link_model(
+    on_delete: Any = models.CASCADE, *, managed: bool = True, **options: Any
+) -> Iterator[type[models.Model]]:
     """A model with a foreign key to messages, which has no table yet."""
     meta = type("Meta", (), {"app_label": APP, "default_related_name": "+", "managed": managed})
     key = models.ForeignKey(OutboxMessage, on_delete, **options)
