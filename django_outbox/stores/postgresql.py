@@ -234,6 +234,10 @@ WHERE EXISTS (
 )"""
 """Names each publisher with messages that are due, or would be if they did not wait for an earlier one of their key."""
 
+MAX_SCHEMAS = 100
+"""Maximum number of schemas in one query, which takes about eight locks for each: on the table and its indexes. All
+sessions share the server's lock table, which has room for at least 6,400 by default."""
+
 MISSING_RIGHTS = """
 SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) privilege
 WHERE NOT has_table_privilege(%s, privilege)
@@ -526,12 +530,14 @@ class PostgreSQLStore(LockingStore):
         """Return the schemas that have the outbox's table, and their channels."""
         return dict(self.fetch(FIND_SCHEMAS, [OutboxMessage._meta.db_table]))
 
-    def find_due_schemas(self, schemas: Collection[str], publishers: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the schemas that have messages due, each with the alias of a publisher, in one query."""
-        quoted = [schema.replace('"', '""').replace("%", "%%") for schema in schemas]
-        looks = [DUE_IN_SCHEMA.format(schema=f'"{schema}"') for schema in quoted]
-        arguments = [argument for schema in schemas for argument in (schema, [*publishers])]
-        return [(schema, alias) for schema, alias in self.fetch(" UNION ALL ".join(looks), arguments)]
+    def find_due_schemas(self, schemas: Sequence[str], publishers: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield the schemas that have messages due, each with the alias of a publisher, by few queries."""
+        for start in range(0, len(schemas), MAX_SCHEMAS):
+            some = schemas[start : start + MAX_SCHEMAS]
+            quoted = [schema.replace('"', '""').replace("%", "%%") for schema in some]
+            looks = [DUE_IN_SCHEMA.format(schema=f'"{schema}"') for schema in quoted]
+            arguments = [argument for schema in some for argument in (schema, [*publishers])]
+            yield from self.fetch(" UNION ALL ".join(looks), arguments)
 
     def find_subscriptions(self) -> list[str]:
         """Return the names of the subscriptions that write messages of another server into the table."""

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from django_outbox import InvalidMessage, OutboxMessage, enqueue
 from django_outbox.messages import MAX_ERROR_LENGTH
 from django_outbox.models import Status
+from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES, LOCKING
-from tests.support.messages import ago, claim, claimed_ids, row, rows, settle, write
+from tests.support.messages import ago, claim, claimed_ids, row, rows, settle, store_of, write
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -337,3 +338,12 @@ def test_any_value_is_read_back_unchanged_or_refused(using: str, payload: Any, h
         assert exactly(json.dumps(message.headers)) == exactly(json.dumps(headers)) or message.headers == headers
         assert (message.type, message.key) == (name, name)
         settle(using, batch, processed=[message.id], delete_processed=True)
+
+
+def test_one_query_finds_due_messages_in_at_most_100_schemas():
+    write("postgresql")
+    store = store_of("postgresql")
+    assert isinstance(store, PostgreSQLStore)
+    with CaptureQueriesContext(connections["postgresql"]) as queries:
+        assert [*store.find_due_schemas(["public"] * 250, ["default", "other"])] == [("public", "default")] * 250
+    assert [query["sql"].count("EXISTS") for query in queries] == [100, 100, 50]
