@@ -53,6 +53,8 @@ TAG = "django_outbox"
 
 INBOX = "django_outbox.inbox"
 
+TASKS = "django_outbox.contrib.django_tasks"
+
 CELERY_PUBLISHER = "django_outbox.brokers.celery.CeleryPublisher"
 
 Check = Callable[..., list[CheckMessage]]
@@ -478,9 +480,11 @@ def _databases_in_use() -> Iterator[tuple[str, str]]:
     for model in apps.get_models():
         if issubclass(model, RecordsEvents):
             yield router.db_for_write(model), f"The database of the model {model._meta.label}, which records events,"
-    for name, task in getattr(django_settings, "TASKS", {}).items():
-        if alias := task.get("OPTIONS", {}).get("database"):
-            yield alias, f"The database of TASKS[{name!r}]"
+    if apps.is_installed(TASKS):
+        tasks: Any = apps.get_app_config("outbox_tasks")
+        for backend in tasks.find_backends():
+            if alias := backend.outbox.values.get("database"):
+                yield alias, f"The database of TASKS[{backend.alias!r}]"
 
 
 @registered
@@ -495,7 +499,7 @@ def check_routers() -> Iterator[CheckMessage]:
             continue
         if denied := describe_denied(alias, models if not checked else REQUIRED):
             yield Warning(
-                f"{place} is {alias!r}, but it gets no table of the outbox, or not all.",
+                f"{place} is {alias!r}, but DATABASE_ROUTERS keep tables of the outbox out of it.",
                 hint=denied[0].upper() + denied[1:],
                 id="django_outbox.W046",
             )
@@ -505,7 +509,8 @@ def check_routers() -> Iterator[CheckMessage]:
 @registered
 def check_tenants() -> Iterator[CheckMessage]:
     """Check that one of the lists of apps of django-tenants, and of its forks, has the outbox and its other apps."""
-    has_tenants = any(hasattr(connections[alias], "set_tenant") for alias in connections)
+    aliases = {alias for alias, _ in _databases_in_use() if alias in connections}
+    has_tenants = any(hasattr(connections[alias], "set_tenant") for alias in aliases)
     if not has_tenants or hasattr(django_settings, "TENANT_TYPES"):
         return
     lists = {name: getattr(django_settings, name, ()) for name in ("SHARED_APPS", "TENANT_APPS")}
@@ -520,8 +525,8 @@ def check_tenants() -> Iterator[CheckMessage]:
         yield Warning(
             f"The app {app!r} is in {' and '.join(found) or 'neither SHARED_APPS nor TENANT_APPS'}.",
             hint="Put all apps of the outbox into one of them: into TENANT_APPS for a table in each tenant's schema, "
-            "or into SHARED_APPS for one table for all. In both, enqueue() would use the tenant's table, and a relay "
-            "the public one.",
+            "or into SHARED_APPS for one table for all. If they are in both, enqueue() writes to the tenant's table "
+            "and the relay reads the public one.",
             id="django_outbox.W047",
         )
 

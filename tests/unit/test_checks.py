@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import django
 import pytest
 from django.apps import apps
 from django.core.checks import CheckMessage, run_checks
@@ -20,6 +21,10 @@ from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 from tests.support.links import link_model
 from tests.support.publishers import Script
+
+TASKS = "django_outbox.contrib.django_tasks.OutboxBackend"
+
+needs_tasks = pytest.mark.skipif(django.VERSION < (6, 0), reason="django.tasks is part of Django 6.0 and newer")
 
 SCRIPTED = "tests.support.publishers.ScriptedPublisher"
 
@@ -89,6 +94,37 @@ def test_w046_a_database_without_messages_needs_no_tables(settings: Any):
     with mock.patch.object(ToAnotherDatabase, "model", None):
         settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
         assert found() == {}
+
+
+@needs_tasks
+def test_w046_the_database_of_tasks_lacks_the_tables(settings: Any):
+    with mock.patch.object(ToAnotherDatabase, "model", None):
+        settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
+        settings.TASKS = {"default": {"BACKEND": TASKS, "OPTIONS": {"database": "mariadb"}}}
+        problem = only(found(), "W046")
+    assert problem.msg.startswith("The database of TASKS['default'] is 'mariadb', but DATABASE_ROUTERS keep tables")
+
+
+@needs_tasks
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        (TASKS, None),
+        ("django.tasks.backends.dummy.DummyBackend", None),
+        ("django.tasks.backends.dummy.DummyBackend", ["a", "b"]),
+        ("django.tasks.backends.dummy.DummyBackend", {"database": "mariadb"}),
+    ],
+)
+def test_w046_the_tasks_of_other_backends_need_no_tables(settings: Any, backend: str, options: Any):
+    with mock.patch.object(ToAnotherDatabase, "model", None):
+        settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
+        settings.TASKS = {"default": {"BACKEND": backend, "OPTIONS": options}}
+        assert found() == {}
+
+
+def test_w047_the_tenants_of_a_database_without_messages_need_no_lists(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections["postgresql"], "set_tenant", None, raising=False)
+    assert found() == {}
 
 
 @pytest.mark.parametrize("value", ["console", 3, []])

@@ -24,22 +24,21 @@ class DjangoTasksConfig(AppConfig):
         from django_outbox.contrib.django_tasks.records import purge_results  # noqa: PLC0415 - needs the models
         from django_outbox.retention.purge import also_purge  # noqa: PLC0415 - needs the models
 
-        for backend in _find_backends():
+        for backend in self.find_backends():
             backend.register_runner()
         also_purge(purge_results)
 
+    def find_backends(self) -> "Iterator[OutboxBackend]":
+        """Yield the backends in `TASKS` that are an `OutboxBackend`; others are not created."""
+        from django.tasks import task_backends  # noqa: PLC0415 - needs the settings
 
-def _find_backends() -> "Iterator[OutboxBackend]":
-    """Yield the backends in `TASKS` that are an `OutboxBackend`; others are not created."""
-    from django.tasks import task_backends  # noqa: PLC0415 - needs the settings
+        from django_outbox.contrib.django_tasks.backend import OutboxBackend  # noqa: PLC0415 - needs the settings
 
-    from django_outbox.contrib.django_tasks.backend import OutboxBackend  # noqa: PLC0415 - needs the settings
-
-    for alias, entry in task_backends.settings.items():
-        # Django reports a path that cannot be imported.
-        with suppress(ImportError, KeyError):
-            found = import_string(entry["BACKEND"])
-            if isinstance(found, type) and issubclass(found, OutboxBackend):
-                backend = task_backends[alias]
-                assert isinstance(backend, OutboxBackend)
-                yield backend
+        for alias, entry in task_backends.settings.items():
+            # Django reports a path that cannot be imported.
+            with suppress(ImportError, KeyError):
+                found = import_string(entry["BACKEND"])
+                if isinstance(found, type) and issubclass(found, OutboxBackend):
+                    backend = task_backends[alias]
+                    assert isinstance(backend, OutboxBackend)
+                    yield backend

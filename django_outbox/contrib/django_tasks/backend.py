@@ -38,7 +38,7 @@ class OutboxBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        self.outbox = BackendOptions(alias, self.options)
+        self.outbox = BackendOptions(alias, self.options or {})
 
     def validate_task(self, task: AnyTask) -> None:
         """Raise InvalidTask for a task that this backend cannot run."""
