@@ -4,6 +4,7 @@ import datetime
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, InterfaceError
 from django.db.models import F
@@ -35,8 +36,10 @@ class RelayReporter(Reporter):
     subject = "relay"
     work = "delivery"
 
-    def __init__(self, state: RelayState, mode: str, workers: int) -> None:
-        super().__init__(state.using, mode, state.limits.report_pace)
+    def __init__(
+        self, state: RelayState, mode: str, workers: int, unwritten: WeakKeyDictionary[Reporter, str] | None = None
+    ) -> None:
+        super().__init__(state.using, mode, state.limits.report_pace, unwritten)
         self._state = state
         self._workers = workers
         self._clock = ClockGuard(state.using, state.settings)

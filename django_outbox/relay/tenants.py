@@ -1,7 +1,7 @@
 """One relay for many tenants: its threads deliver the messages of each tenant's schema in turn.
 
-One query finds the schemas with due messages, and only those have turns, of a batch each. Each schema has its breakers,
-pauses, purge and reports, so what is wrong in one does not affect the others.
+Few queries find the schemas with due messages, and only those have turns, of a batch each. Each schema has its
+breakers, pauses, purge and reports, so what is wrong in one does not affect the others.
 """
 
 import math
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -29,6 +30,7 @@ from django_outbox.relay.state import Budget, RelayState, Turns
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.worker import RunningWorker
 from django_outbox.retention.purge import Purger
+from django_outbox.service.heartbeats import Reporter
 from django_outbox.service.running import note_crash, restart_on_crash
 from django_outbox.stores import get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -46,6 +48,11 @@ CHANNEL = "django_outbox_tenants"
 
 LIMIT_LOCK_WAITS = "SET lock_timeout TO '500ms'"
 """Keeps a table that is locked, such as by VACUUM FULL, from holding up the look at the others."""
+
+ANY_SCHEMA = "The outbox of all tenants"
+
+NO_SCHEMA = "no tenant's schema has the outbox's table; with SHARED_APPS, run run_outbox without --all-schemas"
+"""The reason of the outage while there is no schema to serve."""
 
 MAX_NAMES = 200
 """Maximum number of characters of the schemas in the log."""
@@ -85,7 +92,7 @@ class SchemaState(RelayState):
 
 
 class TurnWorker(RunningWorker):
-    """Delivers one batch in each turn. It waits endlessly, for a look that finds due messages, when nothing is due."""
+    """Delivers one batch in each turn. When nothing is due, it has no further turn until a look finds due messages."""
 
     def _on_nothing_due(self) -> float:
         if self._source.exhausted:
@@ -141,6 +148,7 @@ class Tenants:
         self._channels: dict[str, str] = {}
         self._heard: set[str] = set()
         self._unreadable: set[str] = set()
+        self._unwritten: WeakKeyDictionary[Reporter, str] = WeakKeyDictionary()
         self.works: list[Callable[[], None]] = []
         self._found: dict[str, list[SimpleQueue[set[str]]]] = {}
         for publisher in publishers:
@@ -183,11 +191,15 @@ class Tenants:
             while not self._state.stopping:
                 wait = min([self._state.limits.stop_delay, *(at - time.monotonic() for at in turns.values())])
                 with suppress(Empty):
-                    for name in found.get(timeout=max(wait, 0.0)):
-                        turns.setdefault(name, 0.0)
+                    names = found.get(timeout=max(wait, 0.0))
+                    # More sets may have arrived during the last turns.
+                    while True:
+                        for name in names:
+                            turns.setdefault(name, 0.0)
+                        names = found.get_nowait()
                 due = sorted(name for name, at in turns.items() if at <= time.monotonic())
                 for gone in workers.keys() - {*self._schemas.values()} if due else ():
-                    del workers[gone]
+                    self._drop(gone, workers)
                 for name in reversed(due) if backwards else due:
                     if self._state.stopping:
                         return
@@ -198,10 +210,15 @@ class Tenants:
                     if turns[name] == math.inf:
                         del turns[name]
         finally:
-            for schema, worker in workers.items():
-                self._enter(schema)
-                with suppress(DatabaseError, InterfaceError):
-                    worker.close()
+            for schema in [*workers]:
+                self._drop(schema, workers)
+
+    def _drop(self, schema: Schema, workers: dict[Schema, TurnWorker]) -> None:
+        """Close a worker, which gives back what it has reserved of a rate limit."""
+        if worker := workers.pop(schema, None):
+            self._enter(schema)
+            with suppress(DatabaseError, InterfaceError):
+                worker.close()
 
     def _take_turn(
         self, publisher: Publisher, name: str, workers: dict[Schema, TurnWorker], *, check_connection: bool
@@ -218,11 +235,11 @@ class Tenants:
             seconds = worker.deliver()
         except OutboxError as error:
             # For example, its table is missing.
-            workers.pop(schema, None)
+            self._drop(schema, workers)
             self._state.outages.note(_subject(name), describe(error), limits.tenant_interval)
             return limits.tenant_interval
         except BaseException as error:
-            workers.pop(schema, None)
+            self._drop(schema, workers)
             return note_crash(error, schema.state.name_worker(publisher.alias), schema.state, limits.restart_wait)
         self._state.outages.end(_subject(name))
         return seconds
@@ -280,9 +297,13 @@ class Tenants:
         new = found.keys() - self._schemas.keys()
         for name in new:
             state = SchemaState.of(self._state, name)
-            reporter = RelayReporter(state, "run", self._workers)
+            reporter = RelayReporter(state, "run", self._workers, self._unwritten)
             self._schemas[name] = Schema(found[name], state, reporter, Purger(state.using, state.limits.purge_interval))
             self._state.outages.end(_subject(name))
+        if found or self._names:
+            self._state.outages.end(ANY_SCHEMA)
+        else:
+            self._state.outages.note(ANY_SCHEMA, NO_SCHEMA, self._state.limits.tenant_interval)
         self._channels = {having[name]: name for name in self._schemas}
         self._unreadable = set()
         # What the look does not find: messages that are left in a stream.
@@ -295,7 +316,7 @@ class Tenants:
             return
         try:
             self._wake(self._store.find_due_schemas(names, aliases))
-        except (ProgrammingError, OperationalError):
+        except (ProgrammingError, OperationalError) as problem:
             # A schema was deleted or is locked, or a table or a right is missing in some, which their turns report.
             self._list()
             for name in [*self._schemas]:
@@ -308,6 +329,9 @@ class Tenants:
                     if not self._store.is_conflict(error):
                         raise
                     self._unreadable.add(name)
+            if isinstance(problem, OperationalError) and not self._store.is_conflict(problem):
+                # For example, the server has no room for the locks. This is logged.
+                raise
 
     def _hear(self, notified: Set[tuple[str, str]] | None) -> None:
         """Give turns to the schemas that were notified, and listen to new ones."""
@@ -322,7 +346,7 @@ class Tenants:
                 # One thread is enough.
                 min(self._found[alias], key=SimpleQueue.qsize).put({self._channels[channel]})
 
-    def _wake(self, found: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> None:
+    def _wake(self, found: Iterator[tuple[str, str]]) -> None:
         by_alias: dict[str, set[str]] = {}
         for name, alias in found:
             by_alias.setdefault(alias, set()).add(name)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from django.db import connections
 from django.db.models import Q
@@ -39,6 +40,8 @@ class Reporter(abc.ABC):
     Args:
         mode: `run`, `drain` or `once`; only `run` reports before the end.
         pace: factor of the interval of the database; tests pass a smaller one.
+        unwritten: the reporters whose last report could not be written, with the reasons. Of the reporters that share
+            it, one logs a reason that they have in common.
     """
 
     subject: ClassVar[str]
@@ -50,7 +53,9 @@ class Reporter(abc.ABC):
     suffix: ClassVar[str] = ""
     """The end of its name, which distinguishes it from other reporters of one process."""
 
-    def __init__(self, using: str, mode: str, pace: float) -> None:
+    def __init__(
+        self, using: str, mode: str, pace: float, unwritten: "WeakKeyDictionary[Reporter, str] | None" = None
+    ) -> None:
         self._using = using
         self.mode = mode
         self._pace = pace
@@ -58,7 +63,7 @@ class Reporter(abc.ABC):
         self._pid = os.getpid()
         self._name = name_process() + self.suffix
         self._started_at: datetime.datetime | None = None
-        self._complained = False
+        self._unwritten = WeakKeyDictionary[Reporter, str]() if unwritten is None else unwritten
 
     @abc.abstractmethod
     def write(self, *, last: bool) -> None:
@@ -83,17 +88,18 @@ class Reporter(abc.ABC):
         try:
             with _writing:
                 self.write(last=last)
-            self._complained = False
+            self._unwritten.pop(self, None)
         except Exception as error:
-            if not self._complained:
+            reason = describe(error)
+            if self not in self._unwritten and reason not in self._unwritten.values():
                 logger.warning(
                     f"The %(service)s's report could not be written; {self.work} goes on: %(reason)s",
                     event="process.report_not_written",
                     service=self.subject,
                     database=self._using,
-                    reason=describe(error),
+                    reason=reason,
                 )
-            self._complained = True
+            self._unwritten.setdefault(self, reason)
             with suppress(Exception):
                 connections[self._using].close()
 

@@ -51,7 +51,7 @@ class Outages:
 
     @property
     def current(self) -> list[Outage]:
-        """The outages in progress, the oldest first. Of a subject's threads, the one that crashed most often counts."""
+        """The outages in progress, the oldest first. For each subject, the thread with the most crashes is reported."""
         # Workers ask after each batch, so the usual answer takes no lock.
         if not self._current:
             return []

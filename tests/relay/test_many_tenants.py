@@ -169,6 +169,116 @@ def test_a_tenant_with_many_messages_leaves_turns_to_the_others(manage: Project)
     assert place < 1000
 
 
+def test_a_tenant_with_many_messages_does_not_delay_the_others_more_and_more(manage: Project):
+    enqueue(manage, "t1", type="order.slow", count=80)
+    flags = ("--batch-size", "1", "--workers", "1", "--poll-interval", "0.05")
+    with manage.relay("--all-schemas", *flags) as relay:
+        # There are several looks in each turn of t1.
+        eventually(lambda: relay.output.count("slow order") >= 15)
+        enqueue(manage, "t2", type="order.seen")
+        before = relay.output.count("slow order")
+        eventually(lambda: "Client t2 in t2" in relay.output)
+        assert relay.output.count("slow order") - before <= 6
+
+
+RELAY = """
+import logging
+import threading
+import time
+from unittest import mock
+from django.db import OperationalError
+from django.test import override_settings
+from django_outbox import OutboxMessage
+from django_outbox.exceptions import OutboxError
+from django_outbox.relay import Relay
+from django_outbox.relay.delivery import Delivery
+from django_outbox.relay.rate_limits import RateLimiter
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_tenants.utils import schema_context
+
+def run_until(condition):
+    def stop():
+        deadline = time.monotonic() + 30
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        relay.stop()
+
+    with Relay() as relay:
+        threading.Thread(target=stop).start()
+        relay.run_for_tenants()
+"""
+
+EXHAUSTED = f"""{RELAY}
+def pending(schema):
+    with schema_context(schema):
+        return OutboxMessage.objects.pending().count()
+
+lines, handler, find = [], logging.Handler(), PostgreSQLStore.find_due_schemas
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("django_outbox").addHandler(handler)
+
+def find_few(store, schemas, publishers):
+    if len(schemas) > 1:
+        raise OperationalError("out of shared memory")
+    return find(store, schemas, publishers)
+
+with mock.patch.object(PostgreSQLStore, "find_due_schemas", find_few):
+    run_until(lambda: "out of shared memory" in str(lines) and not pending("t1") and not pending("t2"))
+logging.getLogger("django_outbox").removeHandler(handler)
+print(*lines, sep="\\n")
+"""
+
+
+def test_a_look_that_fails_for_many_schemas_is_logged_and_made_for_each(manage: Project):
+    enqueue(manage, "t1", "t2")
+    output = manage.do(EXHAUSTED)
+    assert output.count("OperationalError: out of shared memory") == 1, output
+    assert delivered(manage, "t1")
+    assert delivered(manage, "t2")
+
+
+CRASHING = f"""{RELAY}
+released, run, release = [], Delivery.run, RateLimiter.release
+
+def crash(delivery, limit):
+    if run(delivery, limit).tally.processed:
+        raise ERROR("no idea")
+    return run(delivery, limit)
+
+def note(limiter):
+    released.append(limiter.reserved)
+    release(limiter)
+
+limited = {{"BACKEND": "django_outbox.brokers.console.ConsolePublisher", "RATE_LIMIT": 50}}
+with (
+    override_settings(OUTBOX={{"PUBLISHERS": {{"default": limited}}}}),
+    mock.patch.object(Delivery, "run", crash),
+    mock.patch.object(RateLimiter, "release", note),
+):
+    run_until(lambda: any(released))
+print("released", max(released))
+"""
+
+
+@pytest.mark.parametrize("error", ["OutboxError", "RuntimeError"])
+def test_a_worker_that_crashes_gives_back_what_it_has_reserved(manage: Project, error: str):
+    enqueue(manage, "t1")
+    assert manage.do(CRASHING.replace("ERROR", error)).endswith("released 9\n")
+
+
+def test_reports_that_cannot_be_written_are_logged_once_for_all_schemas(manage: Project):
+    for schema in ("t1", "t2"):
+        manage.sql(f"ALTER TABLE {schema}.django_outbox_heartbeat RENAME TO gone")
+    try:
+        enqueue(manage, "t1", "t2")
+        with manage.relay("--all-schemas") as relay:
+            eventually(lambda: delivered(manage, "t1") and delivered(manage, "t2"))
+    finally:
+        for schema in ("t1", "t2"):
+            manage.sql(f"ALTER TABLE {schema}.gone RENAME TO django_outbox_heartbeat")
+    assert relay.output.count("report could not be written") == 1
+
+
 def test_each_schema_has_the_reports_of_the_relay(manage: Project):
     enqueue(manage, "t2", count=3)
     with manage.relay("--all-schemas"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tenants import Project, project
+from tests.support.waiting import eventually
 
 SCRIPT = """
 import django
@@ -208,3 +209,5 @@ def test_one_relay_delivers_the_messages_of_all_tenants_from_a_shared_table(tmp_
         assert "handled in t1" in done.stdout
         assert "handled in t2" in done.stdout
         assert manage.do(PENDING).split() == ["t1", "0", "t2", "0"]
+        with manage.relay("--all-schemas") as relay:
+            eventually(lambda: "with SHARED_APPS, run run_outbox without --all-schemas" in relay.output)

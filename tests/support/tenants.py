@@ -68,6 +68,8 @@ urlpatterns = [path("admin/", admin.site.urls)]
 """
 
 HANDLERS = """
+import time
+
 from django.db import connection
 from django_outbox.handlers import handler
 from django_tenants.utils import schema_context
@@ -83,6 +85,11 @@ def see(payload, message):
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
         print(type(connection.tenant).__name__, connection.tenant.schema_name, "in", *cursor.fetchone(), flush=True)
+
+@handler("order.slow")
+def work_slowly(payload, message):
+    time.sleep(0.4)
+    print("slow order", flush=True)
 """
 
 CREATE = """
