@@ -32,7 +32,7 @@ def run(*arguments: str, **options: Any) -> tuple[str, str]:
 def test_idle_exit_ends_it(using, source):
     source.send(1, 2)
     with override_settings(OUTBOX=outbox_of(source)):
-        assert run("run_inbox", "--idle-exit", "0.5", "--database", using) == ("", "")
+        assert run("run_inbox", "--idle-exit", "3", "--database", using) == ("", "")
     assert payloads(using) == [1, 2]
 
 

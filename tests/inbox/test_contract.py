@@ -233,7 +233,7 @@ def test_one_message_that_is_nested_too_deeply_does_not_stop_the_others(source, 
 def test_an_inbox_ends_when_nothing_came_for_a_while(source, make_inbox):
     source.send(1, 2)
     # A group of Kafka forms in a few seconds.
-    tally = make_inbox(arguments={"idle_exit": 8 if isinstance(source, KafkaSource) else 1}).run()
+    tally = make_inbox(arguments={"idle_exit": 10 if isinstance(source, KafkaSource) else 3}).run()
     assert tally.received == 2
     assert payloads("default") == [1, 2]
     assert source.unsettled() == 0

@@ -220,6 +220,7 @@ def test_no_offset_of_a_topic_is_committed_after_it_was_deleted_and_created_agai
         eventually(lambda: not source.unsettled(), "all offsets are committed", seconds=PATIENCE)
         admin(source.servers).delete_topics([source.name])[source.name].result(60)
         eventually(partial(is_created_again, source), "the topic is created again", seconds=PATIENCE)
+    source.sent = 0
     source.send(*range(20, 50))
     read_all(make_inbox(), source)
     assert sorted(payloads("default")) == [*range(50)]

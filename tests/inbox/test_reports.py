@@ -79,7 +79,7 @@ def test_a_running_inbox_reports_its_consumers_and_counts(using: str, source: An
 
 def test_an_inbox_that_ends_when_idle_reports_when_it_ends(source: Any, make_reporting: Any):
     source.send(1, 2, 3)
-    make_reporting("default", idle_exit=0.5).run()
+    make_reporting("default", idle_exit=3).run()
     assert (read("default").state, read("default").stored, Heartbeat.objects.get().mode) == ("reading", 3, "drain")
 
 

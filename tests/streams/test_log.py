@@ -509,6 +509,8 @@ def test_no_limit_of_the_database_ends_a_connection_that_reads_a_large_transacti
     ((table,),) = execute("SELECT %s::regclass::oid", [OutboxMessage._meta.db_table])
     for name in known.intersection(wanted):
         execute(f"ALTER DATABASE outbox SET {name} = '300ms'")
+    # The reader is silent while the messages are written.
+    execute("ALTER DATABASE outbox SET wal_sender_timeout = 0")
     try:
         with closing(LogReader(connections[LOG].get_connection_params(), "default", is_stopping=bool)) as reader:
             reader.start("outbox_limits", table)
