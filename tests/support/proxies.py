@@ -59,6 +59,8 @@ class Proxies:
     async def _end(self) -> None:
         for proxy in self._open:
             proxy.close()
+        # A connection that was just accepted is served, and closed, only if its task has begun.
+        await asyncio.sleep(0.05)
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -145,7 +147,7 @@ class Proxy:
             return
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._target, limit=CHUNK)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         both = {writer, server_writer}
