@@ -143,7 +143,7 @@ for remedy in remedies:
     call_command(*remedy.split(), stdout=output, no_color=True)
     if "sqlmigrate" in remedy:
         for statement in re.findall(r"CREATE[^;]*;", output.getvalue()):
-            if f'"django_outbox_{{{denied}}}"' in statement:
+            if '"django_outbox_%s"' % {denied} in statement:
                 connection.cursor().execute(statement)
 call_command("run_outbox", "--drain", skip_checks=True)
 """
