@@ -14,8 +14,8 @@ class ServiceLimits:
     Args:
         database_wait: waits while the database is unavailable, or after it refused a batch because of a deadlock.
         restart_wait: waits before a thread that crashed starts again.
-        drain_patience: number of failed attempts in a row after which a drain gives up, because the broker or the
-            database is unavailable.
+        drain_patience: number of failed attempts in a row after which a drain, or an inbox that ends when it is idle,
+            gives up because the broker or the database is unavailable.
         stop_delay: how long a waiting thread may take to notice that the process is stopping.
         announce_interval: time between two log lines about the work.
         purge_interval: time between two purges.

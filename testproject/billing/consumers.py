@@ -25,22 +25,20 @@ class FileConsumer(Consumer):
         super().__init__(alias, **options)
         self._path = Path(path)
         self._file: IO[bytes] | None = None
-        self._paused = False
 
     @property
     def source(self) -> str:
         return f"file {self._path}"
 
-    def open(self, max_messages: int | None = None) -> None:
+    def open(self) -> None:
         try:
             self._file = self._path.open("rb")
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
-        self._paused = False
 
     def receive(self, seconds: float) -> list[Incoming]:
         found: list[Incoming] = []
-        while not self._paused and len(found) < self.batch_size and (line := self._next_line()):
+        while len(found) < self.batch_size and (line := self._next_line()):
             found.append(_read(line, tag=self._opened.tell()))
         if not found:
             time.sleep(seconds)
@@ -48,18 +46,6 @@ class FileConsumer(Consumer):
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         """Do nothing: the file keeps its lines."""
-
-    def pause(self) -> None:
-        self._paused = True
-
-    def resume(self) -> None:
-        self._paused = False
-
-    def is_drained(self) -> bool:
-        position = self._opened.tell()
-        line = self._next_line()
-        self._opened.seek(position)
-        return not line
 
     def close(self) -> None:
         if self._file is not None:

@@ -60,10 +60,8 @@ def test_a_line_is_delivered_as_the_console_publisher_wrote_it(consumer: FileCon
 
 def test_a_line_that_is_still_being_written_is_delivered_when_it_is_complete(consumer: FileConsumer, path: Path):
     append(path, LINE[:50])
-    assert consumer.is_drained()
     assert consumer.receive(0) == []
     append(path, f"{LINE[50:]}\n")
-    assert not consumer.is_drained()
     assert [incoming.message_id for incoming in consumer.receive(0)] == [MESSAGE_ID]
 
 
@@ -73,14 +71,6 @@ def test_lines_are_delivered_in_batches_and_again_when_the_file_is_opened_again(
     consumer.close()
     consumer.open()
     assert len(consumer.receive(0)) == 2
-
-
-def test_nothing_is_delivered_during_a_pause(consumer: FileConsumer, path: Path):
-    append(path, f"{LINE}\n")
-    consumer.pause()
-    assert consumer.receive(0) == []
-    consumer.resume()
-    assert len(consumer.receive(0)) == 1
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"payload": 1}', "\x00"], ids=["cut off", "list", "no ID", "NUL"])
