@@ -58,9 +58,11 @@ class Proxies:
 
     async def _end(self) -> None:
         for proxy in self._open:
-            proxy.close()
-        # A connection that was just accepted is served, and closed, only if its task has begun.
+            proxy.stop_accepting()
+        # A connection that was just accepted is closed only if its task has begun before its server is closed.
         await asyncio.sleep(0.05)
+        for proxy in self._open:
+            proxy.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -102,8 +104,13 @@ class Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def stop_accepting(self) -> None:
+        """Leave new connections in the queue of the socket; called in the thread."""
+        for listening in self._server.sockets:
+            self._server.get_loop().remove_reader(listening)
+
     def close(self) -> None:
-        """Accept no more connections; called in the thread."""
+        """Reset the connections that were not accepted; called in the thread."""
         self._server.close()
 
     def delay(self, seconds: float) -> None:
