@@ -46,6 +46,17 @@ def database_killed(stage: Scene, rand: random.Random) -> int:
 
 
 @fault("database", SERVERS)
+def limits_set(stage: Scene, rand: random.Random) -> int:
+    """An administrator sets time limits that no claim can keep to, and ends all connections."""
+    server(stage).limit("relay")
+    server(stage).end_backends("relay")
+    stage.pause(rand.uniform(2, 6))
+    server(stage).limit("relay", reset=True)
+    server(stage).end_backends("relay")
+    return everyone(stage)
+
+
+@fault("database", SERVERS)
 def rows_locked(stage: Stage, rand: random.Random) -> int:
     """A transaction locks pending rows for some seconds, heads of keys among them."""
     order = rand.choice(("id", "id DESC"))

@@ -67,6 +67,14 @@ class NetworkServer(DatabaseServer):
     def end_backends(self, user: str, limit: int | None = None) -> int:
         """End connections of a user, all by default, and return how many there were."""
 
+    @abc.abstractmethod
+    def limit(self, user: str, *, reset: bool = False) -> None:
+        """Limit the time of new sessions' statements and transactions to milliseconds, or end these limits.
+
+        Args:
+            user: whose sessions are limited, where a server can limit those of one user.
+        """
+
     def restart(self) -> None:
         """Stop it as an administrator does, and start it again."""
         assert self._process is not None
@@ -174,6 +182,10 @@ class PostgreSQL(NetworkServer):
         sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s ORDER BY random() LIMIT %s"
         return len(self.rows(sql, [user, limit]))
 
+    def limit(self, user: str, *, reset: bool = False) -> None:
+        for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            self.rows(f"ALTER ROLE {user} " + (f"RESET {name}" if reset else f"SET {name} = '30ms'"))
+
 
 class MariaDB(NetworkServer):
     """A server that writes its log at each commit and lets the system flush it: it survives a kill, as above."""
@@ -183,6 +195,7 @@ class MariaDB(NetworkServer):
     stop_signal = signal.SIGTERM
     options: tuple[str, ...] = ()
     """Additional options of the product."""
+    statement_limit, least_limit = "max_statement_time", 0.03
 
     INIT = "".join(
         f"CREATE USER IF NOT EXISTS {user}@{host};\nGRANT ALL ON *.* TO {user}@{host} WITH GRANT OPTION;\n"
@@ -275,6 +288,10 @@ class MariaDB(NetworkServer):
                 pass  # it had gone by itself
         return ended
 
+    def limit(self, user: str, *, reset: bool = False) -> None:
+        self.rows(f"SET GLOBAL {self.statement_limit} = {'DEFAULT' if reset else self.least_limit}")
+        self.rows(f"SET GLOBAL innodb_lock_wait_timeout = {'DEFAULT' if reset else 1}")
+
 
 class MySQL(MariaDB):
     """The same with the programs of MySQL; the environment variable MYSQLD names another `mysqld` than that in PATH."""
@@ -282,6 +299,7 @@ class MySQL(MariaDB):
     vendor = "mysql"
     product = "MySQL"
     options = ("--skip-log-bin", "--mysqlx=OFF", "--secure-file-priv=NULL")
+    statement_limit, least_limit = "max_execution_time", 30
 
     def find_server(self) -> str:
         program = find_program(os.environ.get("MYSQLD") or "mysqld", "usr/sbin")
