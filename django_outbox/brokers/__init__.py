@@ -1,7 +1,7 @@
 """Brokers: a room for each, with its publisher and its consumer, and what they share.
 
-A publisher that you write derives from `Publisher`, a consumer from `Consumer`. "Add a broker" in CONTRIBUTING.md lists
-what the shared modules do for a broker of this package.
+A publisher that you write derives from `Publisher`, a consumer from `Consumer`. `docs/contributing/add-a-broker.md`
+lists what the shared modules do for a broker of this package.
 """
 
 from importlib import import_module

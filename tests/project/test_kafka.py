@@ -118,6 +118,6 @@ def test_the_end_of_a_topic_is_found_as_soon_as_a_broker_has_heard_of_the_topic(
 def test_the_version_is_the_same_everywhere():
     service = read_yaml(".github/workflows/ci.yml")["jobs"]["everything"]["services"]["kafka"]
     assert service["image"] == f"apache/kafka:{KAFKA.version}"
-    assert f"~/.cache/django-outbox/{KAFKA.folder.name}`" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"~/.cache/django-outbox/{KAFKA.folder.name}`" in (ROOT / "docs" / "contributing" / "servers.md").read_text()
     major_and_minor = ".".join(KAFKA.version.split(".")[:2])
     assert f"Apache Kafka {major_and_minor}" in (ROOT / "docs" / "how-to" / "kafka.md").read_text()
