@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pika
 import pytest
-import redis
 from django.conf import settings
 
 from tests.support.ports import free_port
@@ -104,17 +103,13 @@ class Server:
 def text() -> Iterator[str]:
     """The first two tutorials, with the broker of this run and their own names there, which are deleted at the end."""
     suffix = uuid.uuid4().hex[:8]
-    exchange, queue, stream = f"tutorial-shop-{suffix}", f"tutorial-orders-{suffix}", f"tutorial-stream-{suffix}"
+    exchange, queue = f"tutorial-shop-{suffix}", f"tutorial-orders-{suffix}"
     text = "".join((TUTORIALS / page).read_text() for page in ("first-message.md", "first-broker.md"))
     for written, used in {
         "amqp://guest:guest@localhost:5672/%2F": settings.AMQP_URL,
         '"exchange": "shop"': f'"exchange": "{exchange}"',
         'exchange="shop"': f'exchange="{exchange}"',
         "exchange 'shop'": f"exchange '{exchange}'",
-        '"stream": "orders"': f'"stream": "{stream}"',
-        '{"orders": ">"}': f'{{"{stream}": ">"}}',
-        '("orders", "billing"': f'("{stream}", "billing"',
-        "redis://localhost:6379/0": settings.REDIS_URL,
         '"orders"': f'"{queue}"',
     }.items():
         assert written in text
@@ -125,8 +120,6 @@ def text() -> Iterator[str]:
     channel.queue_delete(queue)
     channel.exchange_delete(exchange)
     connection.close()
-    with redis.Redis.from_url(settings.REDIS_URL) as client:
-        client.delete(stream)
 
 
 @pytest.fixture
