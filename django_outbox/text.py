@@ -95,7 +95,7 @@ def wildcard(pattern: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """Return a question about the known name that is most similar to an unknown one, and a blank; or nothing."""
+    """Return a question about the known name that is most similar to an unknown one, and a space; or nothing."""
     return "".join(f"Did you mean {each!r}? " for each in get_close_matches(str(name), known, n=1))
 
 

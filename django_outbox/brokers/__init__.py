@@ -1,4 +1,4 @@
-"""Brokers: a room for each, with its publisher and its consumer, and what they share.
+"""The brokers, each in a folder with its publisher and its consumer, and what they share.
 
 A publisher that you write derives from `Publisher`, a consumer from `Consumer`. `docs/contributing/add-a-broker.md`
 lists what the shared modules do for a broker of this package.

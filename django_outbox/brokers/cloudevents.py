@@ -77,7 +77,7 @@ def attributes(message: Message, source: str) -> dict[str, str]:
     if message.key:
         found["partitionkey"] = message.key
     for name in EXTENSIONS:
-        # An attribute must not be blank.
+        # An attribute must not be empty.
         if message.headers.get(name):
             found[name] = to_text(message.headers[name])
     return found

@@ -12,7 +12,7 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_L
 def explain_network(
     error: BaseException, *, server: str, option: str, without_tls: str, authority: str = "cafile in the option ssl"
 ) -> str:
-    """Return why a server cannot be reached; blank if the error is of another kind.
+    """Return why a server cannot be reached; empty if the error is of another kind.
 
     `server` is its name in a sentence, `option` has its address, `without_tls` is the remedy if the port does not speak
     TLS, and `authority` names the authority that has to sign the server's certificate.

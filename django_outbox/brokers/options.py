@@ -46,7 +46,7 @@ def require_choice(option: str, value: object, choices: Sequence[str | None]) ->
 
 
 def require_text(option: str, value: object, example: str) -> None:
-    """Require text that is not blank; `example` shows a valid value. The error never shows the value."""
+    """Require text that is not empty; `example` shows a valid value. The error never shows the value."""
     if not isinstance(value, str) or not value:
         raise ImproperlyConfigured(f"{option} is missing; set it to a string like {example}.")
     require_printable(option, value)
@@ -136,7 +136,7 @@ class Template:
     """The name of a destination, such as `shop.{topic}`.
 
     Args:
-        text: the name, in which `{topic}` stands for a message's topic (its type if that is blank), `{type}` for its
+        text: the name, in which `{topic}` stands for a message's topic (its type if that is empty), `{type}` for its
             type and `{key}` for its key. `{{` and `}}` are braces.
         encode: called with the value of each placeholder; returns the text that is put into the name.
     """

@@ -93,9 +93,9 @@ class ParallelRequests:
             raise
 
     def wait(self, seconds: float) -> None:
-        """Wait until all requests have ended, or the time is over. Raises the error of `send`, if there is one.
+        """Wait for all requests until the deadline, and re-raise the first error of `send`.
 
-        Name resolution, for one, has no timeout, so a thread may hang: it is left alone.
+        A thread that still hangs is abandoned, because name resolution has no timeout.
         """
         try:
             self._threads.wait(seconds)
@@ -105,6 +105,6 @@ class ParallelRequests:
             raise self._threads.errors[0]
 
     def _end(self) -> None:
-        """Begin no further request; those in flight end. Ctrl-C leads here as well."""
+        """Begin no further request, also after Ctrl-C. Requests in flight end."""
         for waiting in self._queues:
             waiting.clear()

@@ -18,8 +18,8 @@ class BatchRefused(Exception):
 
     Args:
         error: the reason, as text.
-        outcomes: one per message of the batch; None for each message that may be to blame.
-        permanent: whether the message to blame is rejected once it is found; otherwise it is deferred.
+        outcomes: one per message of the batch; None for each message that may be the cause.
+        permanent: whether that message is rejected once it is found; otherwise it is deferred.
         error_class: the `error_class` of that message's outcome. Defaults to the import path of this exception's class.
     """
 
@@ -61,7 +61,7 @@ class Publisher(abc.ABC):
     messaging_system: ClassVar[str] = "django_outbox"
     """The kind of broker in traces: `messaging.system` of OpenTelemetry's semantic conventions, such as `kafka`."""
     broker_name: ClassVar[str] = ""
-    """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
+    """The name of the broker in messages and logs, such as "RabbitMQ"; empty if it has none."""
     batch_size: ClassVar[int | None] = None
     """Maximum number of messages in one claim, if the entry in the settings has no `BATCH_SIZE`; None for
     `OUTBOX["BATCH_SIZE"]`."""
@@ -72,7 +72,7 @@ class Publisher(abc.ABC):
     alias: str
 
     def describe(self) -> str:
-        """Return where it publishes to, without passwords: a relay logs this when it starts. It must not connect."""
+        """Return where it publishes to, without passwords. A relay logs this when it starts. It must not connect."""
         return self.broker_name or type(self).__name__
 
     def prepare(self) -> str:

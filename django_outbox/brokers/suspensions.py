@@ -51,7 +51,7 @@ class Suspensions(Generic[K]):
     The log has the beginning, a line per minute, and the end.
 
     Args:
-        owner: the publisher, for the log; if it is blank, nothing is logged.
+        owner: the publisher, for the log; if it is empty, nothing is logged.
         forget_after: seconds after which a destination that is due is forgotten if no message tries it.
     """
 

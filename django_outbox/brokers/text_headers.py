@@ -23,7 +23,7 @@ RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 
 
 def text_headers(message: Message) -> list[tuple[str, str]]:
-    """Return a message's fields as headers, without a blank key, and then its own headers."""
+    """Return a message's fields as headers, without an empty key, and then its own headers."""
     occurred_at = message.occurred_at
     if occurred_at.tzinfo is not _UTC:
         occurred_at = occurred_at.astimezone(_UTC)

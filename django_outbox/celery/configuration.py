@@ -1,4 +1,4 @@
-"""Mistakes in the settings of Celery apps with tasks that use the outbox."""
+"""Errors in the settings of Celery apps with tasks that use the outbox."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ def _find_apps(paths: Sequence[str]) -> dict[str, Celery]:
 
 
 def _find_late_import(app: Celery, by_path: Mapping[str, Celery]) -> tuple[str, str]:
-    """Return the module and the variable of an app that only a publisher has imported; blank if there is none."""
+    """Return the module and the variable of an app that only a publisher has imported; empty if there is none."""
     if issubclass(app.Task, OutboxTask):
         for path, found in by_path.items():
             module, _, name = path.replace(":", ".").rpartition(".")

@@ -141,11 +141,11 @@ class OutboxTask(AnyTask):
         return await sync_to_async(self.apply_async)(args, kwargs, **options)
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> AnyResult:
-        """Do the same as `delay`: the call is sent after the commit in any case."""
+        """Do the same as `delay`, which sends the call after the commit in any case."""
         return self.delay(*args, **kwargs)
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AnyResult:
-        """Do the same as `apply_async`: the call is sent after the commit in any case."""
+        """Do the same as `apply_async`, which sends the call after the commit in any case."""
         return self.apply_async(*args, **kwargs)
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:

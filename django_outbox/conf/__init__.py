@@ -150,7 +150,7 @@ class OutboxSettings:
 
 
 MAX_PROBLEM_LENGTH = 1000
-"""Maximum number of characters of a problem, and of its hint: a value may be a whole file by mistake."""
+"""Maximum number of characters of a problem, and of its hint, because a value may be a whole file."""
 
 
 class SettingsProblem(ImproperlyConfigured):

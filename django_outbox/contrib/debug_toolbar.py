@@ -2,7 +2,7 @@
 
     DEBUG_TOOLBAR_PANELS = [..., "django_outbox.contrib.debug_toolbar.OutboxPanel"]
 
-Nothing is recorded while the toolbar is not shown, or while the panel is switched off in it.
+Nothing is recorded while the toolbar is hidden, or the panel is switched off in it.
 """
 
 import json

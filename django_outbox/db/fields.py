@@ -68,7 +68,7 @@ class TransactionIdField(models.BigIntegerField):  # type: ignore[type-arg]
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]
-    """Text that is compared character by character on every database, but for blanks at its end.
+    """Text that is compared character by character on every database, except for spaces at its end.
 
     By default MySQL and MariaDB ignore case: messages handled by `Billing` would count as handled by `billing`.
     """
@@ -81,7 +81,7 @@ class ExactCharField(models.CharField):  # type: ignore[type-arg]
 
 
 def partition_of(key: str) -> int:
-    """Return the partition of a key: 0 for a blank key, otherwise 1 to 2,147,483,647, derived from its CRC-32."""
+    """Return the partition of a key: 0 for an empty key, otherwise 1 to 2,147,483,647, derived from its CRC-32."""
     return 1 + zlib.crc32(key.encode()) % (2**31 - 1) if key else 0
 
 

@@ -67,7 +67,7 @@ class Writer(Func):
 
 
 class CurrentServer(Func):
-    """The identifier of the server on PostgreSQL; blank on other databases."""
+    """The identifier of the server on PostgreSQL; empty on other databases."""
 
     template = "''"
     output_field = CharField()
@@ -103,7 +103,7 @@ class MatchesPattern(Lookup):
 
 
 class IsExactly(Lookup):
-    """Whether two texts are identical; Django's `exact` ignores case and trailing blanks on MySQL and MariaDB.
+    """Whether two texts are identical; Django's `exact` ignores case and trailing spaces on MySQL and MariaDB.
 
     Pass it to `filter` as a condition: `IsExactly(F("key"), "order-7")`.
     """

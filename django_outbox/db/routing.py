@@ -8,7 +8,7 @@ from django.db.models import Model
 
 
 def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:
-    """Return a sentence that names the model that a router denies, with the remedy; blank if all are allowed."""
+    """Return a sentence that names the model that a router denies, with the remedy; empty if all are allowed."""
     denied = next((model for model in models if not router.allow_migrate_model(alias, model)), None)
     if denied is None:
         return ""

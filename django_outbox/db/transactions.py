@@ -41,20 +41,20 @@ def is_private(connection: BaseDatabaseWrapper) -> bool:
 def waits_for_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> bool:
     """Return whether a function that was given to `on_commit` is still to be called.
 
-    It is not if it was called, or if what was written before it was rolled back, be it to a savepoint.
+    It is not if it was called, or if the writes before it were rolled back, even to a savepoint only.
     """
     # Django keeps its hooks there, in every supported version; rollbacks remove theirs.
     return any(each[1] is hook for each in reversed(connection.run_on_commit))
 
 
 def hint_elsewhere() -> str:
-    """Return a hint that begins with a blank if the caller has a transaction open on any database; blank if not."""
+    """Return a hint that begins with a space if the caller has a transaction open on any database; empty if not."""
     other = find_transaction()
     return f" A transaction is open on {other!r}: did you mean using={other!r}?" if other else ""
 
 
 def find_transaction() -> str:
-    """Return the alias of a database on which the caller has opened a transaction; blank if there is none.
+    """Return the alias of a database on which the caller has opened a transaction; empty if there is none.
 
     A database with `AUTOCOMMIT` off in `DATABASES` does not count, because every session there is in a transaction.
     """

@@ -386,7 +386,7 @@ def _refuse_first_mistake(field: str, value: Any, store: Store) -> None:
 
 
 def _problem(node: _Node, store: Store) -> str:
-    """Return the problem of a value, leaving out the values within it; blank if there is none."""
+    """Return the problem of a value, leaving out the values within it; empty if there is none."""
     value = node.value
     if isinstance(value, dict | list | tuple):
         return _problem_of_container(node, store)
@@ -457,7 +457,7 @@ def _problem_of_integer(value: int, store: Store) -> str:
 
 
 def _problem_of_text(text: str, store: Store) -> str:
-    """Return the problem of a string that is given as JSON; blank if there is none."""
+    """Return the problem of a string that is given as JSON; empty if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -468,7 +468,7 @@ def _problem_of_text(text: str, store: Store) -> str:
 
 
 def problem_of_characters(text: str, store: Store) -> str:
-    """Return an error that names the first character the database cannot store; blank if it can store all."""
+    """Return an error that names the first character the database cannot store; empty if it can store all."""
     if store.can_store(text):
         return ""
     character = next((letter for letter in text if not store.can_store(letter)), "")

@@ -20,7 +20,7 @@ from django_outbox.exceptions import InvalidEvent
 from django_outbox.text import describe, one_line
 
 MAX_MISTAKES = 5
-"""Maximum number of mistakes that an error lists."""
+"""Maximum number of validation errors in the text of one exception."""
 
 DECIMAL = r"^-?\d+(\.\d+)?(E[+-]?\d+)?$"
 """The text of a decimal."""
@@ -228,7 +228,7 @@ class _SchemaOfOutput(GenerateJsonSchema):
 
 
 def _describe(error: ValidationError) -> str:
-    """Return the mistakes without the values, because the text may be logged."""
+    """Summarize validation errors without the values, because the text may be logged."""
     mistakes = [
         f"{'.'.join(map(str, mistake['loc'])) or 'the payload'}: {mistake['msg']}"
         for mistake in error.errors(include_url=False, include_context=False, include_input=False)
@@ -239,7 +239,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _without_values(error: Exception) -> str:
-    """Return the mistakes of a dump without the values, which pydantic quotes."""
+    """Summarize pydantic's serialization errors without the values they quote."""
     found = []
     for line in str(error).splitlines():
         if expected := re.search(r"Expected `([^`]+)`", line):
@@ -251,7 +251,7 @@ def _without_values(error: Exception) -> str:
 
 
 def find_surrogate(encoded: Any) -> str:
-    """Return the path of the first text with a lone surrogate, and the problem; blank if there is none."""
+    """Return the path of the first text with a lone surrogate, and the problem; empty if there is none."""
     for path, value in _walk(encoded):
         try:
             value.encode()
@@ -263,7 +263,7 @@ def find_surrogate(encoded: Any) -> str:
 
 
 def find_unserializable(values: Any) -> str:
-    """Return the path of the first value that cannot be written as JSON, and the problem; blank if there is none."""
+    """Return the path of the first value that cannot be written as JSON, and the problem; empty if there is none."""
     for path, value in _walk(values):
         with suppress(PydanticSerializationError, UnicodeError):
             to_jsonable_python(value)
@@ -277,7 +277,7 @@ def find_unserializable(values: Any) -> str:
 
 
 def find_change(sent: Any, received: Any, path: str = "") -> str:
-    """Return the path of the first value that would not arrive as it was sent, and the problem; blank if there is none.
+    """Return the path of the first value that would not arrive as it was sent, and the problem; empty if there is none.
 
     `sent` is the event as Python values, and `received` the encoded event as Python values again.
     """
@@ -328,7 +328,7 @@ def _below(path: str, name: object) -> str:
 
 
 def find_converted_bool(values: Any, encoded: Any, read_back: Callable[[], Any]) -> str:
-    """Return the path of the first boolean that was encoded as a number, and the problem; blank if there is none.
+    """Return the path of the first boolean that was encoded as a number, and the problem; empty if there is none.
 
     In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`, and pydantic encodes it as 1
     or 0. `read_back` returns the encoded event as Python values again; it is called only if there may be a mistake,

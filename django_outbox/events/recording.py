@@ -248,7 +248,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
         return aliases[0] if aliases else router.db_for_write(type(self), instance=self)
 
     def _block(self, using: str) -> AbstractContextManager[None]:
-        """Return a transaction, or a savepoint if one is open: a refused event undoes the change, and nothing else.
+        """Return a transaction, or a savepoint if one is open, so that a refused event undoes only the change.
 
         Without events, an instance in a transaction is saved like any other.
         """

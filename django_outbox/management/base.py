@@ -92,11 +92,11 @@ class OutboxCommand(BaseCommand):
         )
 
     def is_asking(self, options: dict[str, Any]) -> bool:
-        """Return whether a person is to confirm the change: on a terminal, unless that was ruled out."""
+        """Return whether to ask for confirmation: on a terminal, unless a flag rules it out."""
         return options["interactive"] and not options["dry_run"] and is_terminal(sys.stdin)
 
     def confirm(self, question: str, options: dict[str, Any]) -> bool:
-        """Return whether the change may be made: a person has confirmed it, or none is to be asked."""
+        """Ask if necessary, and return whether the change may be made."""
         return not self.is_asking(options) or self.ask(question)
 
     def ask(self, question: str) -> bool:
@@ -131,7 +131,7 @@ def require_text(name: str, value: object) -> None:
 
 
 def explain(using: str, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> str:
-    """Return why a database cannot be used, with the remedy; blank if it was the statement that was wrong."""
+    """Return why a database cannot be used, with the remedy; empty if it was the statement that was wrong."""
     with suppress(DatabaseError, InterfaceError):
         if problem := describe_missing_schema(connections[using], models):
             return problem

@@ -60,7 +60,7 @@ class FailedMessagesCommand(OutboxCommand):
 
     @property
     def warning(self) -> str:
-        """A sentence that follows the question; blank if the change is harmless."""
+        """A sentence that follows the question; empty if the change is harmless."""
         return ""
 
     @abstractmethod

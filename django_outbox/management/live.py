@@ -31,7 +31,7 @@ REFRESH = 0.5
 """Seconds between two updates of the line."""
 
 PATIENCE = 0.5
-"""Seconds to wait at the end for the last update, because its query may hang."""
+"""Maximum wait for the final update on exit, in seconds; its query may hang."""
 
 
 class LiveFigures(NamedTuple):
@@ -205,7 +205,7 @@ def _drawn(figures: LiveFigures) -> "Group":
 
 
 def _move_log_handlers(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Let the handlers of `logging` write to the new streams: they keep the streams that they were made with."""
+    """Redirect the handlers of `logging` to the new streams, because they keep those that they were made with."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     handlers = {handler for log in loggers if isinstance(log, logging.Logger) for handler in log.handlers}
     for handler in handlers:

@@ -72,7 +72,7 @@ class ServiceCommand(OutboxCommand):
                     raise CommandError(str(error)) from error
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Run the system checks, but skip them if the database is unavailable: the command waits for it.
+        """Run the system checks, unless the database is unavailable, for which the command waits.
 
         On MySQL and MariaDB Django's checks of models ask the server for its version.
         """
@@ -124,7 +124,7 @@ class ServiceCommand(OutboxCommand):
 
 
 def find_missing_schema(using: str, models: Sequence[type[Model]] = REQUIRED) -> str:
-    """Return the `describe_missing_schema` of a database; blank if it is unavailable, which a relay waits for."""
+    """Return the `describe_missing_schema` of a database; empty if it is unavailable, which a relay waits for."""
     connection = connections[using]
     is_new, problem = connection.connection is None, ""
     with suppress(DatabaseError, InterfaceError):

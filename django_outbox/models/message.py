@@ -44,7 +44,7 @@ HAS_KEY = ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField
 """Whether a message has a key, which it blocks while it is pending."""
 
 BATCH_SIZE = 1000
-"""Number of rows that one statement reads or changes: few enough to hold locks for milliseconds only."""
+"""Number of rows that one statement reads or changes, so that it holds locks for milliseconds only."""
 
 CANCELLED = "outbox.cancelled"
 """The error class of messages that an operator has cancelled."""

@@ -40,7 +40,7 @@ class Heartbeat(models.Model):
             predecessor is deleted after three minutes.
         publishers: the state of each publisher that the relay serves, by alias: a dict with `state` (of the circuit
             breaker: `closed`, `open` or `half-open`; or `crashed`), and the `reason` and `since` (the Unix time of its
-            beginning) of the outage in progress, or the crash; blank and None if the state is `closed`.
+            beginning) of the outage in progress, or the crash; empty and None if the state is `closed`.
         consumers: None for a relay. For an inbox, the state of each consumer that it reads, by alias: a dict with
             `source`, `state` (`reading`, `paused` or `unavailable`), `reason` and `since` (of an outage, as above) and
             the counts of messages in the last minute: `received`, `stored`, `invalid`, `dropped` and `rejected`.
@@ -119,7 +119,7 @@ class Pause(models.Model):
 
     Attributes:
         publisher: the alias of the publisher.
-        type: the type of messages that is paused; blank if the publisher is.
+        type: the type of messages that is paused; empty if the publisher is.
         resumed_at: the time at which a type was resumed, while its held messages become due again. Relays deliver them
             already; the row is deleted when none is left.
     """

@@ -91,7 +91,7 @@ NONE = Count()
 
 @dataclass(frozen=True, slots=True)
 class PausedType:
-    """A type of messages that an operator has paused, or the whole publisher if `type` is blank.
+    """A type of messages that an operator has paused, or the whole publisher if `type` is empty.
 
     `resuming` means that the type was resumed, but that not all of its held messages are due again.
     """
@@ -120,13 +120,13 @@ class PublisherStatus:
         processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last full minute, or in
             the current one if they are more.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
-            or `crashed` if a worker crashed lately; blank if no relay serves it.
-        outage: why it is unavailable, or its worker crashed; otherwise blank.
+            or `crashed` if a worker crashed lately; empty if no relay serves it.
+        outage: why it is unavailable, or its worker crashed; otherwise empty.
         crashes: how often one worker crashed in a row, at most.
         relays: number of relays that serve it and were seen lately.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
-        last_drain_outage: why that one could not deliver; blank if it could.
+        last_drain_outage: why that one could not deliver; empty if it could.
     """
 
     alias: str
@@ -158,7 +158,7 @@ class StreamStatus:
     """The figures of a publisher's stream.
 
     Args:
-        relay: the relay that moved the position last; blank if none did. With several positions, all of these relays.
+        relay: the relay that moved the position last; empty if none did. With several positions, all of these relays.
         owned: whether that relay was seen lately and has not ended, for every position.
         owned_positions: the number of positions of living relays.
         moved_at: when a relay moved one of them last.
@@ -187,7 +187,7 @@ class FailureGroup:
     """Messages with the same cause that failed, or that wait for another attempt.
 
     Args:
-        fingerprint: a name for the first line of their errors without numbers and ids; blank if it is not in common.
+        fingerprint: a name for the first line of their errors without numbers and ids; empty if it is not in common.
         example: the first line of the newest error.
         count: their number; there may be more if older failed messages were not looked at.
         blocking: how many of them failed and block their key.
@@ -279,7 +279,7 @@ class ConsumerStatus:
             `paused` (because of the backlog) or `reading`; `not_read` if no inbox was seen lately.
         inboxes: number of processes that read it and were seen lately.
         received, stored, known, invalid, dropped, rejected: counts of messages in the last minute, by result.
-        outage: why the broker is unavailable, or the reader crashed; otherwise blank.
+        outage: why the broker is unavailable, or the reader crashed; otherwise empty.
         crashes: how often the reader crashed in a row.
         stopped: whether the inbox that reported last has ended in order.
     """
@@ -318,8 +318,8 @@ class Finding:
     Args:
         code: a stable name, one of `CODES`.
         text: the sentence, to be translated, with named placeholders for `values`.
-        publisher: the alias of the publisher that it is about; blank for a consumer or the whole outbox.
-        consumer: the alias of the consumer that it is about; otherwise blank.
+        publisher: the alias of the publisher that it is about; empty for a consumer or the whole outbox.
+        consumer: the alias of the consumer that it is about; otherwise empty.
         values: the values in the sentence; in a text with a plural, `number` chooses it.
     """
 

@@ -36,7 +36,7 @@ class Gauge:
     """One gauge: `read` returns its samples in one database, with the values of all labels but `database`.
 
     Args:
-        unit: `s` for seconds, `By` for bytes, otherwise blank. The name is without it.
+        unit: `s` for seconds, `By` for bytes, otherwise empty. The name is without it.
     """
 
     name: str

@@ -13,7 +13,7 @@ from django_outbox.monitoring.readings import Reading, read_all
 __all__ = ["observe_outbox"]
 
 READING_SECONDS = 2.0
-"""Age up to which a reading serves further gauges: an export reads each database once, unavailable ones too."""
+"""Age up to which a reading is shared, so that an export reads each database once, unavailable ones too."""
 
 
 def observe_outbox(databases: Sequence[str] | None = None, *, meter_provider: MeterProvider | None = None) -> None:

@@ -16,7 +16,7 @@ from django_outbox.signals import batch_settled
 __all__ = ["OutboxCollector"]
 
 MAX_TYPES = 100
-"""Maximum number of types with their own series: a type that contains an id would make a series for each message."""
+"""Maximum number of types with their own series, because a type may contain an id."""
 
 REQUEST_TIMEOUT = 5.0
 """Seconds for which a client of the metrics' port may be silent. Each client has a thread."""

@@ -238,8 +238,10 @@ ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 """The part of an error that its fingerprint is made from."""
 
 _VARYING = re.compile(r"(?<![0-9a-fA-F-])[a-fA-F-]*[0-9][0-9a-fA-F-]*")
-"""Part of an error that differs from message to message: a number, a UUID or a hexadecimal id. It is searched from
-where it can begin only: a long line of dashes would take long otherwise."""
+"""Part of an error that differs from message to message: a number, a UUID or a hexadecimal id.
+
+It is matched from its first character only, because a search in a long line of dashes would take long otherwise.
+"""
 
 
 def first_line(error_start: str) -> str:

@@ -45,7 +45,7 @@ from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
 
 CACHE_SECONDS = 2.0
-"""Age up to which figures are returned again: callers within two seconds share one reading."""
+"""Age up to which figures are shared, so that callers within two seconds cause one reading."""
 
 MAX_RELAYS = 100
 """Maximum number of relays that are listed, the newest first."""

@@ -16,7 +16,7 @@ from django_outbox.messages import Message
 from django_outbox.text import shorten
 
 MAX_RETRIES = 100
-"""Maximum number of retries: a task that asks for more would be retried forever."""
+"""Maximum number of retries, because a task may retry forever."""
 
 
 class TaskCall(NamedTuple):

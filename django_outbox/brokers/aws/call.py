@@ -126,7 +126,7 @@ class AWSCall(EncodedCall[Message, Entry]):
         with self._lock:
             accepting = {entry.destination for index, entry in self.encoded.items() if self.outcomes[index] is ACCEPTED}
             for index, problem in self._failing.items():
-                # The message is to blame for an error of AWS only if AWS accepted others for the same destination.
+                # The message is the cause of an error of AWS only if AWS accepted others for the same destination.
                 error_class = _error_class(problem)
                 self.outcomes[index] = (
                     retry_later(problem.text, error_class=error_class)
@@ -144,7 +144,7 @@ class AWSCall(EncodedCall[Message, Entry]):
             raise BatchRefused(refusal.text, [*self.outcomes], permanent=permanent, error_class=error_class)
 
     def _take_problem(self, destination: str, indexes: Collection[int], problem: Problem) -> None:
-        # The messages are not to blame for a destination that was configured for all of them.
+        # A destination that was configured for all messages is not the fault of one.
         at_fault = (Kind.CREDENTIALS, Kind.DENIED, Kind.MISSING) if self._one_destination else (Kind.CREDENTIALS,)
         if problem.kind in at_fault:
             self.outage = self.outage or problem.text

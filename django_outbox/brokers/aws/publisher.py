@@ -67,7 +67,7 @@ REPORT_INTERVAL = 60.0
 """Seconds between two log lines about a destination that is set aside."""
 
 MAX_REPORTED = 1000
-"""Maximum number of destinations with a remembered log line: names that contain keys may be many."""
+"""Maximum number of destinations with a remembered log line, because names may contain keys."""
 
 MAX_CACHED_URLS = 1000
 """Maximum number of queues with a remembered URL."""
@@ -165,7 +165,7 @@ class AWSPublisher(AWSOptions, Publisher):
 
     @abc.abstractmethod
     def _probe(self, client: Any) -> None:
-        """Call an action, to see whether the service responds and accepts the credentials."""
+        """Call an action that shows whether the service responds and accepts the credentials."""
 
     @abc.abstractmethod
     def _read_limit(self, client: Any, destination: str) -> int:
@@ -239,7 +239,7 @@ class SQSPublisher(AWSPublisher):
     use up no attempts.
 
     Attributes of a message are `outbox-message-id`, `outbox-type`, `outbox-occurred-at`, `content-type`, `outbox-key`
-    unless the key is blank, `outbox-headers` with all headers as a JSON object, and `traceparent` and `tracestate` of
+    unless the key is empty, `outbox-headers` with all headers as a JSON object, and `traceparent` and `tracestate` of
     the headers. For a FIFO queue, the key is the MessageGroupId (the ID of the message if it has no key), and the ID of
     the message the MessageDeduplicationId.
 

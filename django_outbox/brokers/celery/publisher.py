@@ -70,7 +70,7 @@ class KombuTasks(Publisher):
                 outcomes += [lost] * (len(messages) - len(outcomes))
         if ACCEPTED in outcomes:
             return outcomes
-        # A broker that accepts none is unavailable: no message is to blame.
+        # A broker that accepts none is unavailable.
         return [unanswered(outcome.error, cause=outcome.cause) for outcome in outcomes]
 
     def close(self) -> None:

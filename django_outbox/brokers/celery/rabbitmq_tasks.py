@@ -23,7 +23,7 @@ from django_outbox.text import describe
 UNROUTABLE = "rabbitmq.unroutable"
 
 DEFAULTS: dict[str, int | None] = {**dict.fromkeys(PROPERTIES), "delivery_mode": 2, "priority": 0}
-"""The properties of a task message, sent instead of blank ones; None is not sent."""
+"""The properties of a task message, sent instead of empty ones; None is not sent."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

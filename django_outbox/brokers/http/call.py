@@ -18,7 +18,7 @@ from django_outbox.messages import Message, Outcome, retry_later, set_aside, una
 
 BEGIN_FACTOR = 1.25
 """Requests begin for this multiple of the timeout: after one without a response, another one shows whether the message
-or the server is to blame."""
+or the server is the cause."""
 
 LATE = "it was not sent, because the messages before it took too long"
 

@@ -31,7 +31,7 @@ KEEPALIVE_SECONDS = 60.0
 """Seconds for which an idle connection is kept. The server may close it earlier."""
 
 MAX_FAILURES = 2
-"""Number of consecutive requests without a response that suspend a server. A single request may be to blame itself."""
+"""Number of consecutive requests without a response that suspend a server. Its message may be the cause of one."""
 
 MAX_ASKED_WAIT = 300.0
 """Maximum number of seconds for which a server is suspended because it asks for it."""
@@ -66,7 +66,7 @@ class ServerConnections:
 
     @property
     def busy(self) -> str:
-        """The response of the server that asked for the current pause; blank if there is none."""
+        """The response of the server that asked for the current pause; empty if there is none."""
         return self._busy if self.is_suspended and time.monotonic() < self._busy_until else ""
 
     def send(self, request: Request | None) -> Result:
@@ -109,7 +109,7 @@ class ServerConnections:
         connection.close()
 
     def _note_failure(self, failure: FailedRequest) -> None:
-        """Suspend the server, unless the request may be to blame."""
+        """Suspend the server, unless the request may be the cause."""
         with self._lock:
             self.is_known = False
             self._failures += 1

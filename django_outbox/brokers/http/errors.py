@@ -56,7 +56,7 @@ class Response:
 
     @property
     def text(self) -> str:
-        """The status with its standard reason: the text in the response may be anything."""
+        """The status with its standard reason, because the text in the response may be anything."""
         try:
             return f"{self.status} {HTTPStatus(self.status).phrase}"
         except ValueError:
@@ -65,7 +65,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A request without a response. If it was `sent`, the receiver may have got it, and the message may be to blame."""
+    """A request without a response. If it was `sent`, the receiver may have it, and the message may be the cause."""
 
     error: str
     error_class: str
@@ -79,7 +79,7 @@ class Statuses:
             raise ImproperlyConfigured(f"reject and retry both contain {min(both)}; leave it in one of them.")
 
     def is_busy(self, response: Response) -> bool:
-        """Return whether the receiver asks to wait, and no message is to blame."""
+        """Return whether the receiver asks the sender to wait, whatever the message."""
         return response.status in BUSY and response.status not in self._reject | self._retry
 
     def outcome(self, response: Response) -> Outcome:

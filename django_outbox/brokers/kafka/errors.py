@@ -1,7 +1,7 @@
 """The errors of Kafka and librdkafka: their meaning for a message, and the remedy.
 
 Sources: the broker's codes are in https://kafka.apache.org/protocol.html#protocol_error_codes, librdkafka's own (with
-an underscore) in its rdkafka.h. Which of them librdkafka retries by itself is in `rd_kafka_handle_Produce_error` and
+an underscore) in its rdkafka.h. Which of them librdkafka retries is in `rd_kafka_handle_Produce_error` and
 `rd_kafka_err_action` of its rdkafka_request.c; they never appear in a delivery report before the producer is purged.
 """
 
@@ -152,7 +152,7 @@ _COMMIT_REMEDIES: dict[int, str] = {
 
 
 def explain_commit(error: KafkaError) -> str:
-    """Return why a commit was refused, with the remedy; blank if the next one may succeed by itself.
+    """Return why a commit was refused, with the remedy; empty if the next commit may succeed.
 
     Errors of librdkafka itself are about the connection, which is reported in other ways.
     """

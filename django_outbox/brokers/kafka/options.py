@@ -144,7 +144,7 @@ def read_topics(topics: object) -> tuple[str, ...]:
 
 def read_group_config(config: object, group: object) -> dict[str, Any]:
     """Return librdkafka's options for a member of a consumer group. No error shows a secret."""
-    # librdkafka ends the process for a blank name, also for one that is blank in C: a NUL, or not UTF-8.
+    # librdkafka ends the process for an empty name, also for one that is empty in C: a NUL, or not UTF-8.
     if not isinstance(group, str) or not group or not group.isprintable():
         raise ImproperlyConfigured(f"group is {group!r}; it must be the name of the consumer group, such as 'billing'.")
     found = {

@@ -32,7 +32,7 @@ class KafkaPublisher(Publisher):
         alias: the publisher's name in the settings.
         config: a dict of librdkafka's options for the producer, with `bootstrap.servers` and those for TLS and SASL.
             Options that the publisher's promises depend on are refused.
-        topic: the topic, in which `{topic}` stands for the message's topic (its type if that is blank), `{type}` for
+        topic: the topic, in which `{topic}` stands for the message's topic (its type if that is empty), `{type}` for
             its type and `{key}` for its key.
         format: `plain`, `cloudevents` or `cloudevents-structured`.
         source: the attribute `source` of CloudEvents, a URI reference.

@@ -53,7 +53,7 @@ class KafkaPublisherConnection:
     def connect(self, deadline: float) -> str:
         """Connect unless connected. Return the reason if that fails before the deadline, or if all brokers are down.
 
-        After a failure, discard the producer: librdkafka reports only once that all brokers are down.
+        After a failure, discard the producer, because librdkafka reports only once that all brokers are down.
         """
         self.poll(0)
         if not (self.state.is_connected or self.state.is_broken):
@@ -140,7 +140,7 @@ class KafkaPublisherConnection:
             self.poll(POLL_TIME)
 
     def abandon(self) -> None:
-        """Never end the producer: in a forked process its threads do not exist, and ending it would wait for them."""
+        """Never end the producer, because that would wait for threads that a forked process does not have."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._producer))
 
     def _list_topics(self, topic: str | None, deadline: float) -> dict[str, KafkaError | None]:
@@ -183,7 +183,7 @@ class ProducerPool:
         self._generation = object()
 
     def abandon(self) -> None:
-        """Forget all producers in a forked process: their threads belong to the parent."""
+        """Forget all producers in a forked process, because their threads belong to the parent."""
         for producer in (*self._idle, *self._used):
             producer.abandon()
         self._start_over()

@@ -79,8 +79,8 @@ class Api:
         """Return what keeps messages from being stored, with the remedy; an empty string if nothing is known.
 
         Args:
-            stream: the stream that has to exist; blank for any.
-            subject: the subject of all messages; blank if they have different ones.
+            stream: the stream that has to exist; empty for any.
+            subject: the subject of all messages; empty if they have different ones.
         """
         try:
             await self._ask(f"STREAM.INFO.{stream}" if stream else "INFO")

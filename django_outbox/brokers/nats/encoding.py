@@ -134,7 +134,7 @@ def _check_name(name: str) -> str:
 class NatsDelivery(NamedTuple):
     """A message as it came over the wire; `reply` is the subject of its acknowledgement.
 
-    Its block of headers is from the version line to the blank line, or blank if there is none.
+    Its block of headers is from the version line to the empty line; empty if there are none.
     """
 
     subject: bytes

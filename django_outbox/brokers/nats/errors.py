@@ -68,7 +68,7 @@ class _Response(NamedTuple):
     """The meaning of an error code of JetStream.
 
     Args:
-        wait: seconds that the message waits because it is not to blame; None if it is rejected.
+        wait: seconds that the message waits for a cause outside of it; None if it is rejected.
     """
 
     error_class: str
@@ -93,7 +93,7 @@ _RESPONSES = {
     **dict.fromkeys((10063, 10070, 10071, 10111, 10164, 10193), _OWN_HEADER),
     # Headers of a time to live, a counter, an atomic batch, and a schedule.
     **dict.fromkeys((10165, 10166, 10168, 10169, 10170, 10171, 10174, *range(10188, 10193)), _OWN_HEADER),
-    # Storage: the message is not to blame.
+    # Storage, which says nothing about the message.
     10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),
     10023: _NO_STORAGE,  # JSInsufficientResourcesErr
     10028: _Response("no_resources", "give the server more memory", FULL_WAIT),  # JSMemoryResourcesExceededErr

@@ -25,7 +25,7 @@ https://docs.nats.io/running-a-nats-service/nats_admin/jetstream_admin/naming.""
 WHITESPACE_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
 
 SYSTEM_TOKENS = ("$JS", "$SYS")
-"""First tokens of subjects on which NATS itself serves requests: a message there would be a command."""
+"""First tokens of subjects on which NATS itself serves requests, where a message would be a command."""
 
 MAX_SUBJECT_BYTES = 2048
 """Maximum bytes of a subject in UTF-8. The server closes the connection if the line that announces a message exceeds
@@ -113,7 +113,7 @@ class NatsOptions:
 
 
 def require_name(option: str, value: object) -> None:
-    """Require the name of a stream, a consumer or a domain; it may be blank."""
+    """Require the name of a stream, a consumer or a domain; it may be empty."""
     if not isinstance(value, str) or INVALID_NAME.search(value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
 

@@ -21,7 +21,7 @@ EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.d
 """A message with which the option `subject` must be a valid subject."""
 
 MAX_IN_FLIGHT = 10_000
-"""Maximum number of messages in flight: NATS 2.11 refuses more for one stream (`max_buffered_msgs`)."""
+"""Maximum number of messages in flight. NATS 2.11 refuses more for one stream (`max_buffered_msgs`)."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -42,15 +42,15 @@ class JetStreamPublisher(NatsOptions, Publisher):
         alias: the publisher's name in the settings.
         servers: `nats://user:password@host:4222`, `nats://token@host:4222`, or `tls://` for TLS; for a cluster, a list
             with a URL for each server. One that responds is used.
-        subject: the subject, in which `{topic}` stands for the message's topic (its type if that is blank), `{type}`
+        subject: the subject, in which `{topic}` stands for the message's topic (its type if that is empty), `{type}`
             for its type and `{key}` for its key.
-        stream: the name of the stream that has to store the messages; another one refuses them. Blank for any stream
+        stream: the name of the stream that has to store the messages; another one refuses them. Empty for any stream
             that has the subject.
         credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey. It is read for each
             connection.
         ssl: for `tls://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
-        domain: the JetStream domain of the streams; blank for the server's.
+        domain: the JetStream domain of the streams; empty for the server's.
         inbox_prefix: the first tokens of the subjects on which responses arrive; the user must be permitted to
             subscribe to `_INBOX.>`, or to this prefix instead of `_INBOX`.
         format: `plain`, `cloudevents` for CloudEvents with their attributes in headers, or `cloudevents-structured`.

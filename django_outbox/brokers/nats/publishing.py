@@ -52,7 +52,7 @@ Sent = tuple[NatsCall, int]
 
 
 class NatsPublisherConnection(NatsConnection):
-    """Publishes with at most `max_in_flight` messages that have no response."""
+    """Publishes with at most `max_in_flight` unacknowledged messages."""
 
     kind: ClassVar[str] = "publisher"
 
@@ -76,7 +76,7 @@ class NatsPublisherConnection(NatsConnection):
     # Any thread
 
     def submit(self, call: NatsCall) -> bool:
-        """Accept messages, to be sent as soon as possible; False if the connection has ended."""
+        """Queue messages for sending. Returns False if the connection has ended."""
         return self.call(lambda: self._submit(call))
 
     def check(self, *, stream: str, subject: str) -> str:

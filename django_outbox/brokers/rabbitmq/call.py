@@ -82,7 +82,7 @@ class RabbitMQCall(Call[Message]):
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
     A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
-    connection, so the messages behind are not to blame. Therefore one message for each unconfirmed destination is sent
+    connection, including messages for other queues. Therefore one message for each unconfirmed destination is sent
     over its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
     otherwise they are set aside. Each batch encodes its own messages.
     """
@@ -104,7 +104,7 @@ class RabbitMQCall(Call[Message]):
         self._refusal: BatchRefused | None = None
 
     def publish(self) -> None:
-        """Publish while destinations are set aside: another one that is sick must not stall the connection.
+        """Publish while destinations are set aside, so that another sick one does not stall the connection.
 
         Messages for destinations that accept messages are sent at once. At the same time, one message for each other
         destination is tried, unless it was set aside and is not due.
@@ -183,7 +183,7 @@ class RabbitMQCall(Call[Message]):
         self._set_aside_now[destination] = self._destinations.set_aside(destination, reason, error_class, trial)
 
     def _set_nacked_aside(self) -> None:
-        """Set destinations aside for which the broker nacked every message, because no message is to blame for that."""
+        """Set destinations aside for which the broker nacked every message: the queue is the cause, not a message."""
         nacked = [
             index
             for index, outcome in enumerate(self.outcomes)

@@ -124,7 +124,7 @@ class RabbitMQConnection(ConnectionThread):
             self._fail()
 
     def _give_up_node(self, connection: pika.SelectConnection) -> None:
-        """Try the next node if this one has opened the connection, but no channel in time.
+        """Move on to the next node if this one accepted the connection but opened no channel in time.
 
         pika itself gives up a node that does not open the connection.
         """
@@ -167,7 +167,7 @@ class RabbitMQConnection(ConnectionThread):
         self._loop.call_later(CLOSE_TIMEOUT, self._cut)
 
     def _cut(self) -> None:
-        """End the connection at once: unsent data must not reach the broker after the messages were sent again."""
+        """End the connection at once, so that no unsent data reaches the broker after the messages were sent again."""
         connection = self._connection
         if connection.is_closed:
             self._loop.stop()

@@ -127,7 +127,7 @@ class RabbitMQEncoder:
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
-        """Encode a message. A key that is not blank is sent in the header `key_header`."""
+        """Encode a message. A key that is not empty is sent in the header `key_header`."""
         flags, headers, correlation_id = self._flags, b"", b""
         if message.headers:
             headers = encode_headers(message.headers, leave_out=self._key_header if message.key else None)

@@ -33,7 +33,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     found. If the connection is lost, blocked or unresponsive, or the exchange is missing, unconfirmed messages are
     unanswered, and the next call of `publish` reconnects.
 
-    The routing key is the message's topic, or its type if the topic is blank. The properties are `message_id`, `type`,
+    The routing key is the message's topic, or its type if the topic is empty. The properties are `message_id`, `type`,
     `timestamp` (`occurred_at`), `content_type`, `content_encoding`, `delivery_mode`, the headers including the key, and
     `correlation_id` if there is a header of that name whose value is a string.
 
@@ -42,7 +42,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         url: `amqp://user:password@host:5672/vhost`, or `amqps://` for TLS; for a cluster, a list with a URL for each
             node, of which one that responds is used. Its query may set `heartbeat`, `frame_max`, `channel_max`,
             `locale`, `tcp_options` and `client_properties`.
-        exchange: the exchange's name. If blank, the default exchange, where the routing key is the name of a queue.
+        exchange: the exchange's name. If empty, the default exchange, where the routing key is the name of a queue.
         declare_exchange: `direct`, `topic`, `fanout` or `headers` to declare a durable exchange of that type when
             connecting; None if it exists.
         mandatory: whether a message that reaches no queue is rejected; otherwise the broker drops it, and it counts as
@@ -58,7 +58,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             suggestion. The URL's query takes precedence.
         ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
-        key_header: the header that carries the message's key, unless the key is blank.
+        key_header: the header that carries the message's key, unless the key is empty.
         format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, whose attributes are headers with the prefix
             `ce-`; or `"cloudevents-structured"`, whose body is the event as JSON.
         source: the attribute `source` of CloudEvents, a URI reference.
@@ -165,7 +165,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             return self._connection
 
     def _usable_trials(self) -> TrialConnection:
-        """Return the connection for trials: a message that tries a sick queue stalls the connection that it uses."""
+        """Return a separate connection for trials, because a message that tries a sick queue stalls its connection."""
         with self._lock:
             if self._trials is None or not self._trials.accepts_batches:
                 self._trials = TrialConnection(self, self._nodes)

@@ -76,7 +76,7 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
         return self.missing < missing
 
     def stall(self) -> None:
-        """Give up waiting: the broker responds, but does not confirm the messages without an outcome."""
+        """Mark the batch as stalled: the broker responds but does not confirm the remaining messages."""
         self._settle_returned()
         if self.missing:
             self.stalled = True
@@ -297,7 +297,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         return self._accepts_batches
 
     def submit(self, batch: RabbitMQBatch) -> bool:
-        """Accept a batch, to be sent as soon as possible; False if the connection is retired or has ended."""
+        """Queue a batch for sending. Returns False if the connection is retired or has ended."""
         with self._lock:
             if not self._accepts_batches:
                 return False
@@ -464,7 +464,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._watch()
 
     def _on_stall(self) -> None:
-        """Connect to the node again: if it responds, it is not the node that keeps messages from being confirmed."""
+        """Connect to the node again. If it responds, the node is not the reason that messages are not confirmed."""
         if not self._is_probing:
             self._is_probing = True
             self._probe = Probe(self._options, Nodes([self.host]), partial(self._call, self._abandon_stalled))

@@ -289,7 +289,7 @@ class RedisCall(EncodedCall[Message, bytes]):
         return any(self._is_accepting(server, stream) for server, stream in others)
 
     def _is_accepting(self, server: Address, stream: str) -> bool:
-        """Return whether a server accepts messages for a stream, or responds if that is blank."""
+        """Return whether a server accepts messages for a stream, or responds if that is empty."""
         replies = Replies()
         deadline = time.monotonic() + self._options.stall_timeout
         try:

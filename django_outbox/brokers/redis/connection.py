@@ -164,7 +164,7 @@ class RedisConnection:
 
 
 class RedisPool:
-    """The idle connections to one server, to be used again by any thread. Each carries one batch at a time."""
+    """The idle connections to one server, which any thread may use again. Each carries one batch at a time."""
 
     def __init__(self, connect: Callable[[], RedisConnection]) -> None:
         self._connect = connect

@@ -45,7 +45,7 @@ class RedisOptions:
         stall_timeout: seconds without progress after which a server is given up: in a cluster, the others get the rest.
         addresses: the server, or some nodes of a cluster; none with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
-        master: the name of the master for which the Sentinels are asked; blank without Sentinels.
+        master: the name of the master for which the Sentinels are asked; empty without Sentinels.
     """
 
     url: str | Sequence[str] = ()
@@ -132,7 +132,7 @@ class PublishingOptions(RedisOptions):
 
 
 def name_addresses(addresses: Sequence[Address]) -> str:
-    """Return addresses as a list for people."""
+    """Format addresses for log lines and errors."""
     return ", ".join(f"{host}:{port}" if port else host for host, port in addresses)
 
 

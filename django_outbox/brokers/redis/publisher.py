@@ -29,7 +29,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
     last snapshot) if it crashes; and without `replicas`, a failover may lose messages that the new master had not
     received.
 
-    An entry has the fields `id`, `type`, `topic` and `key` (each unless it is blank), `occurred_at` (ISO 8601, UTC),
+    An entry has the fields `id`, `type`, `topic` and `key` (each unless it is empty), `occurred_at` (ISO 8601, UTC),
     `headers` (a JSON object, unless there are none) and `payload` (the JSON text of the message, unchanged).
 
     Args:
@@ -39,7 +39,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             `redis://user:password@mymaster/0`.
         sentinels: the Sentinels' URLs, such as `redis://host:26379`, which may have their own login.
         cluster: whether the server belongs to a cluster.
-        stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is blank),
+        stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is empty),
             `{type}` for its type and `{key}` for its key.
         max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
             DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
@@ -134,7 +134,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
 
 
 def find_wrong_role(connection: RedisConnection) -> str:
-    """Return the problem if the server is a replica, which accepts no messages; otherwise a blank, or raise Lost."""
+    """Return the problem if the server is a replica, which accepts no messages; otherwise empty text. Raises Lost."""
     try:
         role = connection.execute("ROLE")[0]
     except redis.ResponseError:

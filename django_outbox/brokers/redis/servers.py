@@ -62,7 +62,7 @@ class Servers:
         return (SINGLE,)
 
     def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
-        """Yield servers besides these that are not suspended, each with a stream that it has, or a blank."""
+        """Yield servers besides these that are not suspended, each with one of its streams, or an empty name."""
         yield from ()
 
     def forget(self) -> None:
@@ -196,7 +196,7 @@ class Cluster(Servers):
         raise Lost("; ".join(reasons))
 
     def _read_slots(self, address: Address) -> list[Range]:
-        """Ask a node for all slots; its own address stands for a blank one."""
+        """Ask a node for all slots. It returns an empty address for itself."""
         connection = self.connect(address)
         try:
             reply = connection.execute("CLUSTER", "SLOTS")

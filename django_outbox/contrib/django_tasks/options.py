@@ -1,4 +1,4 @@
-"""The `OPTIONS` of the backend, the publishers that they name, and mistakes in them.
+"""The `OPTIONS` of the backend, the publishers that they name, and errors in them.
 
 It is imported wherever a task is defined, so it imports no models.
 """
@@ -84,7 +84,7 @@ def runs_in_handlers(alias: str) -> bool:
 
 
 def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[SettingsProblem]:
-    """Yield the mistakes in the configuration of a backend; no query is made."""
+    """Yield the errors in the configuration of a backend; no query is made."""
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed(APP):
         yield SettingsProblem(

@@ -83,7 +83,7 @@ def make_payload(record: TaskRecord) -> dict[str, Any]:
 
 
 def find_task(record: TaskRecord) -> AnyTask:
-    """Return the task of a record; an ImportError or InvalidTask if it no longer exists."""
+    """Return the task of a record. Raises ImportError or InvalidTask if it does not exist any more."""
     task = import_string(record.path)
     if not isinstance(task, Task):
         raise ImportError(f"{record.path} is not a task any more. Decorate it with @task.")

@@ -29,7 +29,7 @@ class Command(OutboxCommand):
   manage.py outbox_purge --older-than 0.5    keep 12 hours
 """
     count_limit = 100_000
-    """Messages are counted up to this number: counting millions would take as long as deleting many of them."""
+    """Messages are counted up to this number, because counting millions takes as long as deleting many of them."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)

@@ -1,4 +1,4 @@
-"""`manage.py outbox_status`: what the outbox delivers and what it does not, for people and for monitoring systems."""
+"""`manage.py outbox_status`: the state of the outbox, as text or as JSON."""
 
 import datetime
 import json
