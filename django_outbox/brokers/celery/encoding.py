@@ -54,7 +54,7 @@ def pack(
 
 
 class TaskMessage(Message):
-    """A claimed message as it is sent: its payload is the body of the task message. `queues` are to be declared."""
+    """A claimed message as it is sent: its payload is the body of the task message. Its `queues` are declared first."""
 
     content_type: str
     content_encoding: str

@@ -119,7 +119,7 @@ class JetStreamClient(NatsClient):
         return subject.lower() in self._denied
 
     def abort(self) -> None:
-        """Cut the connection, without sending what is still to be sent."""
+        """Cut the connection, without sending what is buffered."""
         self._is_open = False
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
