@@ -69,7 +69,31 @@ class FailedMessagesCommand(OutboxCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
-        add_filters(parser, "failed", listed="messages that failed", participle=self.participle)
+        parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
+        parser.add_argument(
+            "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'
+        )
+        parser.add_argument(
+            "--error-class",
+            metavar="PATTERN",
+            action="append",
+            help='Only these error classes, such as "*.Timeout"; may be repeated.',
+        )
+        parser.add_argument(
+            "--failed-after",
+            metavar="TIME",
+            type=moment,
+            help='Only messages that failed since: a time such as 2026-05-31T08:30, or an age such as "2h".',
+        )
+        parser.add_argument(
+            "--failed-before", metavar="TIME", type=moment, help="Only messages that failed before this time."
+        )
+        parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
+        parser.add_argument("--all", action="store_true", help="All failed messages, instead of a filter.")
+        parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
+        parser.add_argument(
+            "--dry-run", action="store_true", help=f"Show what would be {self.participle}, and change nothing."
+        )
         self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -130,32 +154,6 @@ class FailedMessagesCommand(OutboxCommand):
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
                 self.report(f"{counted(skipped, 'message')} {were} {self.left_alone} and {were} left alone.")
-
-
-def add_filters(parser: CommandParser, state: str, *, listed: str, participle: str) -> None:
-    """Add the flags that choose messages, and the number of them."""
-    parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
-    parser.add_argument(
-        "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'
-    )
-    parser.add_argument(
-        "--error-class",
-        metavar="PATTERN",
-        action="append",
-        help='Only these error classes, such as "*.Timeout"; may be repeated.',
-    )
-
-    parser.add_argument(
-        f"--{state}-after",
-        metavar="TIME",
-        type=moment,
-        help=f'Only {listed} at this time or later: a time such as 2026-05-31T08:30, or an age such as "2h".',
-    )
-    parser.add_argument(f"--{state}-before", metavar="TIME", type=moment, help=f"Only {listed} before this time.")
-    parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
-    parser.add_argument("--all", action="store_true", help=f"All {state} messages, instead of a filter.")
-    parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
-    parser.add_argument("--dry-run", action="store_true", help=f"Show what would be {participle}, and change nothing.")
 
 
 def check_filters(options: dict[str, Any]) -> None:

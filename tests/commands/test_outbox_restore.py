@@ -1,26 +1,25 @@
-"""`outbox_restore`: it lists archives, shows what it found, asks on a terminal, and restores each message once."""
+"""`outbox_restore`: it restores the messages of one file that are named, and reports the others."""
 
 import io
-import json
-import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from django.conf import settings
 from django.core.management import CommandError, call_command
-from django.test import override_settings
+from django.db import connections
 
 from django_outbox import OutboxMessage
+from django_outbox.management.commands.outbox_restore import MAX_IDS
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.support.archives import FAILING, FailingStorage, archives, archiving, failed, processed
 from tests.support.messages import count, rows
-from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+ABSENT = uuid.UUID(int=7)
 
 
 @pytest.fixture(autouse=True)
@@ -29,171 +28,132 @@ def archive(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def run(using: str, *flags: str) -> str:
-    output = io.StringIO()
-    call_command("outbox_restore", "--database", using, *flags, stdout=output, stderr=io.StringIO())
-    return output.getvalue()
+def run(using: str, target: str, file: str, *ids: object, verbosity: int = 1) -> tuple[list[str], list[str]]:
+    """The lines of standard output and of standard error, with the text of a CommandError."""
+    out, errors = io.StringIO(), io.StringIO()
+    flags = ["--database", using, "--as", target, "--verbosity", str(verbosity)]
+    try:
+        call_command("outbox_restore", *flags, file, *map(str, ids), stdout=out, stderr=errors, no_color=True)
+    except CommandError as error:
+        errors.write(str(error))
+    return out.getvalue().splitlines(), errors.getvalue().splitlines()
 
 
-@pytest.fixture
-def removed(using: str) -> tuple[list[int], list[int]]:
-    """Two purged and one discarded message."""
-    purged, discarded = processed(using, 2), failed(using, 1)
+def discarded(using: str, number: int = 3) -> tuple[str, list[uuid.UUID]]:
+    """The file and the message ids of discarded messages."""
+    failed(using, number)
+    ids = [row["message_id"] for row in rows(using).values()]
+    assert discard(OutboxMessage.objects.using(using).all()) == number
+    (found,) = archives(using)
+    return f"{found.name}.jsonl.gz", ids
+
+
+@pytest.mark.parametrize("target", ["failed", "pending"])
+def test_it_restores_the_named_messages_and_no_others(using: str, target: str):
+    file, (first, second, _) = discarded(using)
+    assert run(using, target, file, first, second) == ([f"2 messages restored as {target}."], [])
+    assert {row["message_id"] for row in rows(using).values()} == {first, second}
+    assert {message.status for message in OutboxMessage.objects.using(using)} == {target}
+
+
+def test_it_reports_what_was_there_already_and_which_ids_are_not_in_the_file(using: str):
+    file, (first, second, _) = discarded(using)
+    run(using, "failed", file, first)
+    before = rows(using)
+    out, errors = run(using, "pending", file.removesuffix(".jsonl.gz"), first, second, ABSENT, ABSENT)
+    assert out == [
+        "1 message restored as pending.",
+        "1 message was in the table already and was left alone.",
+    ]
+    assert errors == [f"{ABSENT} is not in the file.", "1 message not restored."]
+    after = rows(using)
+    assert {id: after[id] for id in before} == before
+    assert len(after) == 2
+
+
+def test_the_messages_of_one_id_are_restored_for_each_publisher(using: str):
+    failed(using, 2)
+    messages = OutboxMessage.objects.using(using)
+    messages.filter(pk=min(rows(using))).update(message_id=ABSENT)
+    messages.exclude(message_id=ABSENT).update(message_id=ABSENT, publisher="audit")
+    discard(messages.all())
+    (found,) = archives(using)
+    assert run(using, "failed", found.name, ABSENT) == (["2 messages restored as failed."], [])
+    assert {row["publisher"] for row in rows(using).values()} == {"default", "audit"}
+
+
+def test_with_verbosity_0_only_errors_are_printed(using: str):
+    file, (first, *_) = discarded(using)
+    out, errors = run(using, "failed", file, first, ABSENT, verbosity=0)
+    assert (out, errors[0]) == ([], f"{ABSENT} is not in the file.")
+    assert count(using) == 1
+
+
+@pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
+@pytest.mark.parametrize("payload", [b"\xff", b"{", b'{"a": 1} 2'])
+def test_a_payload_that_is_no_json_is_archived_and_named_when_it_is_restored(using: str, payload: bytes):
+    (bad,) = failed(using, 1)
+    failed(using, 1)
+    with connections[using].cursor() as cursor:
+        # As in a table that another program created.
+        cursor.execute("PRAGMA ignore_check_constraints = ON")
+        cursor.execute(
+            f"UPDATE {OutboxMessage._meta.db_table} SET payload = CAST(%s AS TEXT) WHERE id = %s", [payload, bad]
+        )
+        cursor.execute("PRAGMA ignore_check_constraints = OFF")
+    ids = [*OutboxMessage.objects.order_by("pk").values_list("message_id", flat=True)]
+    discard(OutboxMessage.objects.all())
+    out, errors = run(using, "failed", archives(using)[0].name, *ids)
+    assert out == ["1 message restored as failed."]
+    assert errors[0] == f"{ids[0]} cannot be restored: payload could not be read when it was archived."
+    assert [row["message_id"] for row in rows(using).values()] == ids[1:]
+
+
+def test_nothing_of_a_damaged_file_is_restored(using: str, archive: Path):
+    file, ids = discarded(using)
+    text = (archive / file).read_bytes()
+    for damaged in (text[:-3], b"x" * len(text), text + b"x", b""):
+        (archive / file).write_bytes(damaged)
+        out, (error,) = run(using, "failed", file, *ids)
+        assert out == []
+        assert error.startswith(f"FILE: {file} ")
+        assert error.endswith("Restore the file from a backup of the storage; zcat prints what is left of it.")
+        assert count(using) == 0
+
+
+def test_a_file_without_a_manifest_is_named(using: str, archive: Path):
+    file, ids = discarded(using)
+    (archive / file.replace(".jsonl.gz", ".manifest.json")).unlink()
+    _, (error,) = run(using, "failed", file, *ids)
+    assert error.startswith("FILE: STORAGES['outbox_archive'] has no manifest ")
+    assert count(using) == 0
+
+
+def test_a_file_of_another_database_is_refused(using: str):
+    processed(using, 1)
     purge(using=using)
-    discard(OutboxMessage.objects.using(using).all(), by="al\nice")
-    assert count(using) == 0
-    return purged, discarded
+    other = next(alias for alias in ALIASES if alias != using)
+    _, (error,) = run(other, "failed", archives(using)[0].name, ABSENT)
+    assert error.endswith(f"is an archive of the database '{using}'. Add --database {using}.")
 
 
-def test_without_a_target_it_lists_the_archives(using: str, removed: Any, archive: Path):
-    marker = next(archive.rglob("*.committed.json"))
-    name = marker.name.removesuffix(".committed.json")
-    marker.unlink()
-    (marker.parent / "unfinished.jsonl.gz").write_bytes(b"")
-    header, *lines, total, unfinished = run(using).splitlines()
-    assert re.split(r"\s{2,}", header) == ["archive", "reason", "by", "archived at", "messages", "bytes"]
-    cells = [re.split(r"\s{2,}", line) for line in lines]
-    assert [row[1:3] + row[4:5] for row in cells] == [["purged", "-", "2"], ["discarded", "al\\nice", "1"]]
-    assert [row[-1] for row in cells if name in row[0]] == ["not committed: may hold doubles"]
-    assert total == "Found 2 archives with 3 messages."
-    assert unfinished == "1 file without a valid manifest was never finished: the messages stayed in the table."
-    assert run(using, "--reason", "purged").splitlines()[-2] == "Found 1 archive with 2 messages."
-    assert run(using, "--archived-before", "1h").splitlines()[0] == "Found 0 archives with 0 messages."
-
-
-def test_a_dry_run_shows_what_it_found_and_changes_nothing(using: str, removed: Any):
-    shown = run(using, "--as", "failed", "--dry-run").splitlines()
-    assert [re.split(r"\s{2,}", line) for line in shown[:3]] == [
-        ["type", "error class", "messages"],
-        ["test.written", "-", "2"],
-        ["test.written", "rabbitmq.unroutable", "1"],
-    ]
-    assert shown[3:] == ["Found 3 archived messages.", "This is a dry run: nothing was changed."]
-    assert count(using) == 0
-
-
-def test_it_restores_the_chosen_messages(using: str, removed: tuple[list[int], list[int]]):
-    purged, discarded = removed
-    shown = run(using, "--as", "failed", "--reason", "discarded", "--archived-after", "1h").splitlines()
-    assert shown[-2:] == ["Found 1 archived message.", "1 message restored."]
-    assert sorted(rows(using)) == discarded
-    shown = run(using, "--as", "pending", "--all").splitlines()
-    assert shown[-2:] == [
-        "Found 3 archived messages, 1 of which is in the table already.",
-        "2 messages restored. 1 message was in the table already and was left alone.",
-    ]
-    assert sorted(rows(using)) == sorted(purged + discarded)
-    assert OutboxMessage.objects.using(using).due().count() == 2
-    assert run(using, "--as", "pending", "--all").splitlines()[-1] == (
-        "Found 3 archived messages, 3 of which are in the table already."
+@pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
+def test_more_ids_than_one_transaction_takes_are_refused(using: str):
+    _, (error,) = run(using, "failed", "a", *(uuid.UUID(int=number) for number in range(MAX_IDS + 1)))
+    assert error == (
+        "MESSAGE_ID: 1,001 ids were given, and at most 1,000 are restored at a time. Divide them with xargs -n 1000."
     )
 
 
-def test_with_verbosity_0_nothing_is_printed(using: str, removed: tuple[list[int], list[int]]):
-    assert run(using, "--as", "failed", "--all", "--dry-run", "--verbosity", "0") == ""
-    assert run(using, "--as", "failed", "--all", "--verbosity", "0") == ""
-    assert count(using) == 3
-
-
-def test_a_limit_takes_the_oldest(using: str, removed: tuple[list[int], list[int]]):
-    assert "Found 2 archived messages." in run(using, "--as", "failed", "--limit", "2", "--all")
-    assert sorted(rows(using)) == removed[0]
-
-
-def test_one_archive_is_chosen_by_its_name(using: str, removed: tuple[list[int], list[int]]):
-    name = archives(using)[1].name
-    for each in (name, name.rpartition("/")[2]):
-        assert "Found 1 archived message." in run(using, "--as", "failed", "--archive", each, "--dry-run")
-    run(using, "--as", "failed", "--archive", name)
-    assert list(rows(using)) == removed[1]
-
-
-def test_reading_prints_lines_of_json_and_writes_nothing(using: str, removed: tuple[list[int], list[int]]):
-    lines = [json.loads(line) for line in run(using, "--as", "read", "--all").splitlines()]
-    assert [line["id"] for line in lines] == [id for ids in removed for id in ids]
-    assert {line["payload"] for line in lines} == {1}
-    assert len(run(using, "--as", "read", "--limit", "1", "--all").splitlines()) == 1
-    assert count(using) == 0
-
-
-def hide(type: str, payload: object, headers: object) -> tuple[object, object]:
-    return f"a hidden {type}", {"hidden": True}
-
-
-@pytest.mark.usefixtures("removed")
-def test_reading_shows_payloads_and_headers_as_the_admin_does(using: str):
-    with override_settings(OUTBOX={**settings.OUTBOX, "REDACT": f"{__name__}.hide"}):
-        lines = [json.loads(line) for line in run(using, "--as", "read", "--all").splitlines()]
-    assert {line["payload"] for line in lines} == {"a hidden test.written"}
-    assert [line["headers"] for line in lines] == [{"hidden": True}] * 3
-    assert [line["original"] for line in lines] == [None] * 3
-
-
-@pytest.mark.usefixtures("removed")
-@pytest.mark.parametrize(("answer", "flags", "restored"), [("y\n", [], 3), ("\n", [], 0), ("", ["--no-input"], 3)])
-def test_it_asks_on_a_terminal(
-    using: str, answer: str, flags: list[str], restored: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-    shown = run(using, "--as", "failed", "--all", *flags)
-    assert ("Restore 3 messages as failed? [y/N] " in shown) is (not flags)
-    assert ("Nothing was changed." in shown) is (not restored)
-    assert count(using) == restored
-
-
-def test_a_copy_in_an_uncommitted_archive_is_left_out_and_counted(using: str, archive: Path):
-    processed(using, 2)
-    with FailingStorage.failing("save 3"):
-        purge(using=using)
-    (manifest,) = archive.rglob("*.manifest.json")
-    # A second file with the same messages, as after a crash before the commit.
-    for path in sorted(manifest.parent.iterdir()):
-        copy = path.with_name(path.name.replace(path.name.split(".")[0], "0"))
-        copy.write_bytes(path.read_bytes())
-    assert "2 further copies were left out." in run(using, "--as", "failed", "--all").splitlines()
-    assert count(using) == 2
-
-
-def test_a_damaged_file_is_named_and_the_others_are_restored(using: str, removed: Any):
-    manifest = archives(using)[0].manifest
-    assert manifest is not None
-    name = archives(using)[0].name
-    folder = Path(str(_location()))
-    text = (folder / manifest.file).read_bytes()
-    for damaged in (text[:-3], b"x" * len(text), text + b"x", b""):
-        (folder / manifest.file).write_bytes(damaged)
-        with pytest.raises(CommandError, match=f"damaged: .* left out: {name}"):
-            run(using, "--as", "failed", "--all")
-        assert list(rows(using)) == removed[1]
-
-
-def _location() -> str:
-    from django.core.files.storage import storages  # noqa: PLC0415
-
-    return str(storages["outbox_archive"].location)  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (["--as", "failed"], "Choose messages by a filter, or use --all."),
-        (["--as", "failed", "--all", "--key", "a"], "--all cannot be combined with a filter."),
-        (["--archived-after", "1h", "--archived-before", "2h"], "--archived-after must be earlier"),
-    ],
-)
-def test_wrong_flags_are_refused(using: str, flags: list[str], problem: str):
-    with pytest.raises(CommandError, match=problem):
-        run(using, *flags)
-
-
-@pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
-def test_a_storage_that_fails_is_an_error_with_the_remedy(using: str, removed: Any):
-    with FailingStorage.failing("open"), pytest.raises(CommandError, match="Check the storage"):
-        run(using)
+def test_a_storage_that_fails_is_an_error_with_the_remedy(using: str):
+    file, ids = discarded(using)
+    with FailingStorage.failing("open"):
+        _, (error,) = run(using, "failed", file, *ids)
+    assert error.endswith("Check the storage (space, permissions, network, credentials).")
 
 
 @pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
 def test_without_an_archive_it_says_so(using: str, tmp_path: Path):
-    with archiving(tmp_path, outbox={"ARCHIVE": None}), pytest.raises(CommandError, match="There is no archive"):
-        run(using)
+    with archiving(tmp_path, outbox={"ARCHIVE": None}):
+        assert run(using, "failed", "a", ABSENT)[1][0].startswith("There is no archive.")

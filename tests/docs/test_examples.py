@@ -23,7 +23,7 @@ from django_outbox.messages import Message, Verdict
 from django_outbox.monitoring import views
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
-from tests.support.archives import archiving, failed
+from tests.support.archives import archives, archiving, failed
 
 HOW_TO = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
 
@@ -126,30 +126,20 @@ def test_the_statements_of_the_guide_to_performance_run_on_postgresql(number: in
 
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
-def test_the_walk_through_of_the_guide_to_the_archive_prints_what_it_prints(tmp_path: Path):
-    page, flags = text("retention.md")
-    transcripts = re.findall(r"^```console\n(.*?)^```$", page[page.index("(undo-discard)=") :], flags)
-    shown = {
-        command: lines.splitlines()
-        for command, lines in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", transcripts[0] + transcripts[1], re.MULTILINE)
-    }
+def test_the_guide_to_the_archive_shows_what_outbox_restore_prints(tmp_path: Path):
+    page, _ = text("retention.md")
+    ((command, shown),) = re.findall(r"^\$ python manage.py (outbox_restore .*)\n(.+\n)```", page, re.MULTILINE)
     with archiving(tmp_path):
-        failed("default", 3)
-        OutboxMessage.objects.update(type="order.created")
+        failed("default", 1)
+        (message_id,) = OutboxMessage.objects.values_list("message_id", flat=True)
         discard(OutboxMessage.objects.all(), by="alice")
-        for command, expected in shown.items():
-            output = StringIO()
-            call_command(*command.removeprefix("python manage.py ").split(), stdout=output)
-            printed = output.getvalue().splitlines()
-            if "--as" in command:
-                # Here is no terminal, so nothing is asked.
-                assert printed == [line for line in expected if "[y/N]" not in line]
-            else:
-                heading, row, total = printed
-                assert [heading.split(), total] == [expected[0].split(), expected[-1]]
-                assert re.split(r"\s{2,}", row)[1:3] == re.split(r"\s{2,}", expected[1])[1:3]
-        assert len(shown) == 3
-        assert OutboxMessage.objects.failed().count() == 3
+        (manifest,) = tmp_path.rglob("*.manifest.json")
+        assert '"by": "alice"' in manifest.read_text()
+        name, flag, target, _, _ = command.split()
+        output = StringIO()
+        call_command(name, flag, target, archives("default")[0].name, str(message_id), stdout=output)
+        assert output.getvalue() == shown
+        assert OutboxMessage.objects.failed().count() == 1
 
 
 def test_the_settings_of_the_guide_to_the_archive_pass_the_checks(tmp_path: Path):

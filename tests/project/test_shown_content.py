@@ -41,7 +41,6 @@ PLACES = {
     "admin/messages.py": {"_redacted", "OutboxMessageAdmin"},
     "admin/operation_views.py": {"", "EditForm"},
     "contrib/debug_toolbar.py": {"_describe"},
-    "management/commands/outbox_restore.py": {"_redacted"},
     "redaction.py": {"_without_content"},
     # Left out of queries.
     "admin/changelist.py": {"MessageList"},

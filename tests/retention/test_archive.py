@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import logging
+import re
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from django_outbox import OutboxMessage
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.retention import discard
 from django_outbox.retention.archive import removing
-from django_outbox.retention.archive.storage import MANIFEST, ArchiveStorage, ranges
+from django_outbox.retention.archive.storage import MANIFEST, ArchiveStorage, InvalidArchive, ranges
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
 from tests.support.archives import (
@@ -33,6 +34,7 @@ from tests.support.archives import (
     failed,
     files,
     processed,
+    storage_of,
 )
 from tests.support.databases import another_alias
 from tests.support.messages import ago, put, rows, write
@@ -57,15 +59,14 @@ def archive(tmp_path: Path) -> Iterator[Path]:
         ('{"version": 99}', "its version is 99; this release reads 1"),
     ],
 )
-def test_a_manifest_that_cannot_be_read_is_named_with_the_reason(
-    using: str, archive: Path, text: str, reason: str, caplog
-):
+def test_a_manifest_that_cannot_be_read_is_named_with_the_reason(using: str, archive: Path, text: str, reason: str):
     processed(using, 1)
     purge(using=using)
     (path,) = archive.rglob(f"*{MANIFEST}")
     path.write_text(text)
-    assert [found.manifest for found in archives(using)] == [None]
-    assert f"{path.relative_to(archive)} cannot be read: {reason}" in caplog.text
+    name = str(path.relative_to(archive))
+    with pytest.raises(InvalidArchive, match=re.escape(f"{name} cannot be read: {reason}")):
+        storage_of(using).read_manifest(name.removesuffix(MANIFEST))
 
 
 def test_purged_messages_are_in_a_file_with_a_manifest_and_a_marker(using: str, archive: Path):

@@ -1,4 +1,4 @@
-"""A process that archives is killed between each two steps: nothing is lost, and doubles are told by the manifests."""
+"""A process that archives is killed between each two steps: nothing is lost, and duplicates are in unmarked files."""
 
 import os
 import signal
@@ -138,7 +138,7 @@ CASES = [("purged", step) for step in STEPS] + [("discarded", "the rows are dele
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reason", "step"), CASES)
-def test_a_crash_loses_nothing_and_doubles_are_in_uncommitted_archives_only(reason: str, step: str, tmp_path: Path):
+def test_a_crash_loses_nothing_and_duplicates_are_in_uncommitted_archives_only(reason: str, step: str, tmp_path: Path):
     for using in ALIASES:
         folder = tmp_path / using
         ids = (processed if reason == "purged" else failed)(using, COUNT)
@@ -149,9 +149,9 @@ def test_a_crash_loses_nothing_and_doubles_are_in_uncommitted_archives_only(reas
             assert (len(in_table) < COUNT) is (step in COMMITTED)
 
             eventually(partial(remove_rest, using, reason))
-            assert sorted(archived(using)) == ids, f"{using}: each is restored, and once"
+            assert sorted(archived(using)) == ids, f"{using}: each can be restored"
             assert set(copies(folder)) == set(ids)
-            assert max(copies(folder, committed=True).values()) == 1, f"{using}: doubles in committed archives"
+            assert max(copies(folder, committed=True).values()) == 1, f"{using}: duplicates in committed archives"
             if step in COMMITTED:
                 assert max(copies(folder).values()) == 1
             unfinished = [found for found in archives(using) if found.manifest is None]

@@ -12,7 +12,8 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import Status
-from django_outbox.retention.archive.restoring import Filters, Selection, restore
+from django_outbox.retention.archive.restoring import read_messages, restore
+from django_outbox.retention.archive.storage import InvalidArchive
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.publishers.subjects.base import unique_name
@@ -62,11 +63,16 @@ def test_purged_messages_come_back_from_s3_as_they_were(bucket: str):
     names = [each["Key"] for each in client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
     assert len(names) == 3
     assert all(name.startswith(f"outbox/{found.name}") for name in names)
-    selected = list(Selection(storage_of(USING), Filters()).read())
-    assert [message.id for message in selected] == old
-    restore(selected, Status.FAILED, using=USING)
+    messages = read_messages(storage_of(USING), found.name, [row["message_id"] for row in before])
+    assert [message.id for message in messages] == old
+    assert restore(messages, Status.FAILED, using=USING) == 50
     after = OutboxMessage.objects.using(USING).values("id", "message_id", "type", "key", "payload", "headers")
     assert sorted(after, key=lambda row: row["id"]) == sorted(before, key=lambda row: row["id"])
+
+
+def test_a_file_that_is_not_in_the_bucket_is_named(bucket: str):
+    with pytest.raises(InvalidArchive, match=r"STORAGES\['outbox_archive'\] has no manifest default/a.manifest.json"):
+        read_messages(storage_of(USING), "default/a.jsonl.gz", [])
 
 
 def test_a_bucket_that_is_gone_keeps_the_messages_in_the_table(bucket: str):

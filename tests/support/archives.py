@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf.global_settings import STORAGES
 from django.core.files.storage import FileSystemStorage
+from django.core.files.storage import storages as handler
 from django.test import override_settings
 
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage
-from django_outbox.retention.archive.restoring import Filters, Selection
-from django_outbox.retention.archive.storage import Archive, ArchiveStorage
+from django_outbox.retention.archive.lines import ArchivedMessage, decode
+from django_outbox.retention.archive.storage import COMMITTED, FILE, ArchiveStorage, InvalidArchive, Manifest
 from tests.support.messages import ago, write
 
 PUBLISHERS = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
@@ -44,13 +45,50 @@ def storage_of(using: str) -> ArchiveStorage:
     return ArchiveStorage(config.storage, using)
 
 
+class Archive(NamedTuple):
+    """A file of the archive, without its ending; `manifest` is None if it has no valid one."""
+
+    name: str
+    manifest: Manifest | None
+    committed: bool
+
+
 def archives(using: str) -> list[Archive]:
-    return list(storage_of(using).find())
+    """The files of a database's archive, the oldest first."""
+    storage = storage_of(using)
+
+    def read_manifest(name: str) -> Manifest | None:
+        try:
+            return storage.read_manifest(name)
+        except InvalidArchive:
+            return None
+
+    stored = set(_list(using))
+    names = sorted(name.removesuffix(FILE) for name in stored if name.endswith(FILE))
+    return [Archive(name, read_manifest(name), f"{name}{COMMITTED}" in stored) for name in names]
 
 
-def archived(using: str, **filters: Any) -> list[int]:
-    """The ids of the messages that a restore would choose."""
-    return [message.id for message in Selection(storage_of(using), Filters(**filters)).read()]
+def _list(path: str) -> Iterator[str]:
+    """The names of all files under a folder of the archive."""
+    try:
+        folders, names = handler["outbox_archive"].listdir(path)
+    except FileNotFoundError:
+        return
+    yield from (f"{path}/{name}" for name in names)
+    for folder in folders:
+        yield from _list(f"{path}/{folder}")
+
+
+def archived_messages(using: str) -> Iterator[ArchivedMessage]:
+    """The messages of all files with a manifest."""
+    for found in archives(using):
+        if found.manifest:
+            yield from map(decode, storage_of(using).read_lines(found.manifest))
+
+
+def archived(using: str) -> list[int]:
+    """Their ids, each once."""
+    return [*dict.fromkeys(message.id for message in archived_messages(using))]
 
 
 def copies(folder: Path, *, committed: bool | None = None) -> "Counter[int]":

@@ -1,10 +1,9 @@
-"""The files of an archive in one of Django's `STORAGES`: write, verify, find and read them."""
+"""The files of an archive in one of Django's `STORAGES`: write, verify and read them."""
 
 import datetime
 import hashlib
 import json
 import os
-import re
 import tempfile
 import zlib
 from array import array
@@ -35,10 +34,11 @@ FILE, MANIFEST, COMMITTED = ".jsonl.gz", ".manifest.json", ".committed.json"
 MAX_FOLDERS = 5
 """Folders that a new file may have created: for the database, year, month and day, and the folder of the storage."""
 
-REMEDY = (
-    "Check the storage (space, permissions, network, credentials). The messages stay in the table, and are archived "
-    "when it works again."
-)
+CHECK = "Check the storage (space, permissions, network, credentials)."
+
+REMEDY = f"{CHECK} The messages stay in the table, and are archived when it works again."
+
+DAMAGED = "Restore the file from a backup of the storage; zcat prints what is left of it."
 
 LEVEL = 3
 """Compression level: higher ones make files a tenth smaller and take several times as long."""
@@ -48,6 +48,10 @@ GZIP = 16 + zlib.MAX_WBITS
 
 BLOCK = 1024 * 1024
 """Bytes that are read at a time."""
+
+
+class InvalidArchive(Exception):
+    """A file has no valid manifest, or is damaged. The text has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,20 @@ class Manifest:
     def to_json(self) -> bytes:
         values = {"version": VERSION, **asdict(self), "archived_at": self.archived_at.isoformat()}
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Manifest":
+        """Read a manifest. Raises `ValueError` with the reason that it cannot be read."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            version = values.pop("version")
+            if version == VERSION:
+                values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
+                values["ids"] = tuple((first, last) for first, last in values["ids"])
+                return cls(**values)
+        except Exception as error:
+            raise ValueError(f"it is not a manifest ({type(error).__name__})") from None
+        raise ValueError(f"its version is {version}; this release reads {VERSION}")
 
 
 def ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
@@ -127,25 +145,6 @@ def measure(blocks: Iterable[bytes]) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """An archive in the storage.
-
-    Attributes:
-        manifest: None if there is none, or if it is damaged: the file was never finished, and nothing was deleted.
-        committed: whether the deletion is known to be committed. If not, its messages may be in the table, or in
-            another archive, as well.
-    """
-
-    name: str
-    manifest: Manifest | None
-    committed: bool
-
-
-class Damaged(Exception):
-    """A file of an archive is not the one that its manifest describes."""
-
-
 class ArchiveStorage:
     """The archive of one database, in the storage with an alias in `STORAGES`."""
 
@@ -167,7 +166,7 @@ class ArchiveStorage:
         name = f"{self._database}/{now:%Y/%m/%d}/{uuid7()}"
         written: list[str] = []
         try:
-            with self._reporting(f"Writing the archive {name}"):
+            with self._reporting(f"Writing the archive {name}", REMEDY):
                 size, sha256 = spool.finish()
                 file = self.save(f"{name}{FILE}", spool.as_file(name))
                 written.append(file)
@@ -210,8 +209,8 @@ class ArchiveStorage:
             self.save(f"{name}{COMMITTED}", ContentFile(f'{{"committed_at": "{now}"}}\n'.encode()))
         except Exception as error:
             logger.warning(
-                "The archive %(file)s could not be marked as committed: %(reason)s. Its messages were deleted. "
-                "outbox_restore compares them with the table because of that, and needs no other help.",
+                "The archive %(file)s could not be marked as committed: %(reason)s. Its messages were deleted, and "
+                "outbox_restore can restore them.",
                 event="archive.not_marked",
                 file=name,
                 reason=describe(error),
@@ -220,30 +219,42 @@ class ArchiveStorage:
     def forget(self, name: str, manifest: Manifest) -> None:
         self._remove([f"{name}{MANIFEST}", manifest.file])
 
-    def find(
-        self, after: datetime.datetime | None = None, before: datetime.datetime | None = None
-    ) -> Iterator[Archive]:
-        """Yield the archives that were written in a period, the oldest first."""
-        for folder in self._days(after, before):
-            with self._reporting(f"Reading the archives in {folder}"):
-                files = set(self._storage.listdir(folder)[1])
-            names = {file[: -len(end)] for file in files for end in (FILE, MANIFEST) if file.endswith(end)}
-            # Their ids ascend with time.
-            for name in sorted(names):
-                manifest = self._manifest(f"{folder}/{name}{MANIFEST}") if f"{name}{MANIFEST}" in files else None
-                outside = manifest and (
-                    (after and manifest.archived_at < after) or (before and manifest.archived_at >= before)
-                )
-                if not outside:
-                    yield Archive(f"{folder}/{name}", manifest, f"{name}{COMMITTED}" in files)
+    def read_manifest(self, file: str) -> Manifest:
+        """Return the manifest of a file, which is named with its folders.
+
+        Raises:
+            ArchiveUnavailable: the storage failed.
+            InvalidArchive: there is no manifest, it cannot be read, or the file is of another database.
+        """
+        name = f"{file.removesuffix(FILE)}{MANIFEST}"
+        with self._reporting(f"Reading the manifest {name}", CHECK):
+            try:
+                with self._storage.open(name) as stored:
+                    manifest = Manifest.from_json(stored.read())
+            except FileNotFoundError:
+                raise InvalidArchive(
+                    f"STORAGES[{self._alias!r}] has no manifest {name}. Name a file with its folders, such as "
+                    f"{self._database}/2026/05/31/01978f2c-….jsonl.gz. If it has no manifest, it was never finished, "
+                    "and its messages stayed in the table."
+                ) from None
+            except ValueError as error:
+                raise InvalidArchive(f"{name} cannot be read: {error}. {DAMAGED}") from None
+        if manifest.database != self._database:
+            raise InvalidArchive(
+                f"{manifest.file} is an archive of the database {manifest.database!r}. "
+                f"Add --database {manifest.database}."
+            )
+        return manifest
 
     def read_lines(self, manifest: Manifest) -> Iterator[bytes]:
         """Yield the lines of a file, without ever holding more than some lines.
 
         Raises:
-            Damaged: the file does not have the checksum of the manifest. It is raised at the end.
+            ArchiveUnavailable: the storage failed.
+            InvalidArchive: the file does not have the checksum of the manifest. It is raised at the end.
         """
-        with self._reporting(f"Reading the archive {manifest.file}"), self._storage.open(manifest.file) as stored:
+        what = f"Reading the archive {manifest.file}"
+        with self._reporting(what, CHECK), self._storage.open(manifest.file) as stored:
             size, digest, decompressor, rest = 0, hashlib.sha256(), zlib.decompressobj(GZIP), b""
             while block := stored.read(BLOCK):
                 size += len(block)
@@ -253,50 +264,12 @@ class ArchiveStorage:
                         # A block may become a thousand times as long.
                         text = decompressor.decompress(block, BLOCK)
                     except zlib.error:
-                        raise Damaged(f"{manifest.file} cannot be decompressed") from None
+                        raise InvalidArchive(f"{manifest.file} cannot be decompressed. {DAMAGED}") from None
                     block = decompressor.unconsumed_tail
                     *lines, rest = (rest + text).split(b"\n")
                     yield from lines
             if rest or not decompressor.eof or (size, digest.hexdigest()) != (manifest.size, manifest.sha256):
-                raise Damaged(f"{manifest.file} does not have the checksum of its manifest")
-
-    def _manifest(self, name: str) -> Manifest | None:
-        with self._reporting(f"Reading the manifest {name}"), self._storage.open(name) as file:
-            text = file.read()
-        try:
-            values: dict[str, Any] = json.loads(text)
-            version = values.pop("version")
-            if version == VERSION:
-                values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
-                values["ids"] = tuple((first, last) for first, last in values["ids"])
-                return Manifest(**values)
-            reason = f"its version is {version}; this release reads {VERSION}"
-        except Exception as error:
-            reason = f"it is not a manifest ({type(error).__name__})"
-        logger.warning(
-            "The manifest %(file)s cannot be read: %(reason)s",
-            event="archive.manifest_unreadable",
-            file=name,
-            reason=reason,
-        )
-        return None
-
-    def _days(self, after: datetime.datetime | None, before: datetime.datetime | None) -> Iterator[str]:
-        first = f"{after.astimezone(datetime.timezone.utc):%Y/%m/%d}" if after else ""
-        last = f"{before.astimezone(datetime.timezone.utc):%Y/%m/%d}" if before else "9999/99/99"
-        for year in self._folders(self._database, r"\d{4}"):
-            for month in self._folders(f"{self._database}/{year}", r"\d\d"):
-                for day in self._folders(f"{self._database}/{year}/{month}", r"\d\d"):
-                    if first <= f"{year}/{month}/{day}" <= last:
-                        yield f"{self._database}/{year}/{month}/{day}"
-
-    def _folders(self, path: str, pattern: str) -> list[str]:
-        with self._reporting(f"Reading the archives in {path}"):
-            try:
-                folders, _ = self._storage.listdir(path)
-            except FileNotFoundError:
-                return []
-        return sorted(folder for folder in folders if re.fullmatch(pattern, folder))
+                raise InvalidArchive(f"{manifest.file} does not have the checksum of its manifest. {DAMAGED}")
 
     def _remove(self, files: list[str]) -> None:
         for file in files:
@@ -304,15 +277,15 @@ class ArchiveStorage:
                 self._storage.delete(file)
 
     @contextmanager
-    def _reporting(self, what: str) -> Iterator[None]:
+    def _reporting(self, what: str, remedy: str) -> Iterator[None]:
         """Raise ArchiveUnavailable for any error of the storage."""
         try:
             yield
-        except Damaged:
+        except InvalidArchive:
             raise
         except Exception as error:
             raise ArchiveUnavailable(
-                f"{what} in STORAGES[{self._alias!r}] failed: {describe(error).rstrip('.')}. {REMEDY}"
+                f"{what} in STORAGES[{self._alias!r}] failed: {describe(error).rstrip('.')}. {remedy}"
             ) from error
 
 
