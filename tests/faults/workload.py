@@ -32,6 +32,9 @@ from tests.faults.plan import MAX_MESSAGE, Kind, is_locked, type_of
 PATIENCE = 180
 """Seconds for which a transaction is repeated, before the writer gives up."""
 
+MAX_NESTING = 28
+"""Lists around a part of a payload: MySQL and MariaDB take 31 levels."""
+
 HOT_KEYS = 5
 """Number of keys that get half of the messages, so that transactions of one key overlap often."""
 
@@ -152,7 +155,7 @@ class Writer:
         kind = Kind.ROLLED_BACK if rolled_back else self._kind()
         headers = {"CC": "text"} if kind is Kind.REFUSED else {}
         topic = "nowhere" if kind is Kind.UNROUTABLE else ""
-        payload = {"key": key, "n": n, "filling": self._filling(kind)}
+        payload = {"key": key, "n": n, "filling": self._nested(self._filling(kind))}
         delay = rand.uniform(0.1, 3) if rand.random() < 0.005 else 0.0
         id = uuid.UUID(int=self._prefix | self._count)
         locked = is_locked(key, self._locked)
@@ -162,6 +165,11 @@ class Writer:
         if self._poison and self._rand.random() < 0.001:
             return self._rand.choice(self._poison)
         return Kind.UNROUTABLE if self._rand.random() < self._unroutable else Kind.GOOD
+
+    def _nested(self, filling: Any) -> Any:
+        for _ in range(self._rand.choice((0, 0, 0, MAX_NESTING))):
+            filling = [filling]
+        return filling
 
     def _filling(self, kind: Kind) -> str:
         size = self._rand.randrange(20, 400)
