@@ -164,14 +164,9 @@ def _stream(stream: StreamStatus, status: Status) -> str:
     if stream.moved_at is None:
         parts = [_("no relay has read the stream yet")]
     else:
-        several = stream.positions > 1
-        ended = not (stream.owned or several)
-        text = _("stream of %(relay)s, which has ended") if ended else _("stream of %(relay)s")
+        text = _("stream of %(relay)s") if stream.owned else _("stream of %(relay)s, which has ended")
         moved = _("moved %(age)s") % {"age": age(stream.moved_at, status.at)}
         parts = [text % {"relay": stream.relay}, moved]
-        if several:
-            numbers = {"owned": stream.owned_positions, "positions": stream.positions}
-            parts.append(_("%(owned)s of %(positions)s positions have a relay") % numbers)
     parts.append(with_count(_STANDBYS, len(stream.standbys)))
     if stream.log_is_read is not None:
         text = _("PostgreSQL's log is read") if stream.log_is_read else _("PostgreSQL's log is not read")

@@ -44,7 +44,6 @@ class PublisherConfig:
     claim_timeout: float | None = None
     source: str = "table"
     rate_limit: float | None = None
-    positions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +230,6 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
 
 SOURCES = ("table", "snapshot", "log")
 
-MAX_POSITIONS = 16
-"""Maximum number of positions of a stream: each one lists the messages of all others as well."""
-
-
-def _positions(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_POSITIONS:
-        raise ValueError(f"a whole number from 1 to {MAX_POSITIONS}")
-    return value
-
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
     if not isinstance(raw, Mapping) or "default" not in raw:
@@ -260,7 +250,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
 
 PUBLISHER_HINT = (
     'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, "CLAIM_TIMEOUT": 120, '
-    '"RATE_LIMIT": 100, "SOURCE": "snapshot", "POSITIONS": 2}, and its alias must be a string of 1 to 63 characters.'
+    '"RATE_LIMIT": 100, "SOURCE": "snapshot"}, and its alias must be a string of 1 to 63 characters.'
 )
 
 
@@ -277,12 +267,7 @@ def _is_entry(alias: object, entry: object, max_length: int) -> bool:
 
 
 def _read_publisher(entry: Any) -> PublisherConfig:
-    source = entry.get("SOURCE", "table")
-    mistakes = []
-    if entry.get("POSITIONS") is not None and source in ("table", "log"):
-        message = f"['POSITIONS'] has no effect, because SOURCE is {source!r}."
-        mistakes.append(Mistake(message, "Set SOURCE to 'snapshot', or remove POSITIONS."))
-    return PublisherConfig(**{"options": {}, **read_keys(entry, _PUBLISHER_READERS, mistakes)})
+    return PublisherConfig(**{"options": {}, **read_keys(entry, _PUBLISHER_READERS, [])})
 
 
 def _source(value: object) -> str:
@@ -300,7 +285,6 @@ _PUBLISHER_READERS: dict[str, Reader] = {
     "CLAIM_TIMEOUT": optional(at_least_a_second),
     "RATE_LIMIT": optional(number(0.01, 1_000_000)),
     "SOURCE": _source,
-    "POSITIONS": optional(_positions, 1),
 }
 
 

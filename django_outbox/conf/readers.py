@@ -80,9 +80,9 @@ def read_patterns(value: object, reader: Reader, must_be: str) -> dict[str, Any]
     return found
 
 
-def optional(reader: Reader, default: Any = None) -> Reader:
-    """Return a reader that takes None as well, which stands for a default."""
-    return lambda value: default if value is None else reader(value)
+def optional(reader: Reader) -> Reader:
+    """Return a reader that takes None as well."""
+    return lambda value: None if value is None else reader(value)
 
 
 def whole_number(value: object) -> int:

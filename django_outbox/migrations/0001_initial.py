@@ -63,8 +63,6 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('publisher', models.CharField(max_length=63)),
-                ('number', models.PositiveSmallIntegerField(default=0)),
-                ('count', models.PositiveSmallIntegerField(default=1)),
                 ('server', models.CharField(blank=True, default='', max_length=32)),
                 ('passed', models.TextField(default='3:3:')),
                 ('page', models.TextField(blank=True, default='')),
@@ -77,7 +75,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('publisher', 'number'), name='outbox_position'), models.CheckConstraint(condition=models.Q(('number__lt', models.F('count'))), name='outbox_position_number')],
+                'constraints': [models.UniqueConstraint(fields=('publisher',), name='outbox_position')],
             },
         ),
         migrations.CreateModel(

@@ -101,14 +101,11 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             lock: wait until no relay is delivering messages of these streams, and keep relays from them until the
                 transaction ends.
         """
-        positions = StreamPosition.objects.using(self.db).with_server().order_by("publisher", "number")
-        while True:
-            found = [each for each in positions.all() if self.streamed().filter(each.ahead).exists()]
-            locked = list(positions.filter(pk__in=[each.pk for each in found]).select_for_update() if lock else found)
-            if len(locked) == len(found):
-                break
-            # In the meantime, the number of positions has changed.
-        return self.streamed().filter(reduce(or_, [each.ahead for each in locked], Q(pk__in=[])))
+        positions = StreamPosition.objects.using(self.db).with_server().order_by("publisher")
+        found = [each for each in positions if self.streamed().filter(each.ahead).exists()]
+        if lock:
+            found = list(positions.filter(pk__in=[each.pk for each in found]).select_for_update())
+        return self.streamed().filter(reduce(or_, [each.ahead for each in found], Q(pk__in=[])))
 
     def due(self) -> "OutboxMessageQuerySet":
         """Return the pending messages that are due by the database's clock."""
@@ -373,10 +370,10 @@ class OutboxMessage(models.Model):
         """Return whether it is streamed and delivered, by queries if it is streamed."""
         if not (self.is_streamed and isinstance(self.xid, int)):
             return False
-        positions = StreamPosition.objects.using(self._state.db).with_server().filter(publisher=self.publisher)
-        of_message = [each for each in positions if each.is_of(self.partition, self.pk)]
-        row = OutboxMessage.objects.using(self._state.db).filter(pk=self.pk)
-        return any(not row.filter(each.ahead).exists() for each in of_message)
+        positions = StreamPosition.objects.using(self._state.db).with_server()
+        position = positions.filter(publisher=self.publisher).first()
+        rows = OutboxMessage.objects.using(self._state.db)
+        return position is not None and not rows.filter(position.ahead, pk=self.pk).exists()
 
     @property
     def is_streamed(self) -> bool:

@@ -3,9 +3,7 @@
 from typing import ClassVar
 
 from django.db import models
-from django.db.models import Case, Q, Value, When
-from django.db.models.functions import Abs, Mod
-from django.db.models.lookups import Exact
+from django.db.models import Q
 
 from django_outbox.db.fields import TransactionIdField
 from django_outbox.db.functions import CurrentServer, DatabaseNow, Writer
@@ -21,13 +19,9 @@ class StreamPositionQuerySet(models.QuerySet["StreamPosition"]):
 
 
 class StreamPosition(models.Model):
-    """A position of a publisher's stream, on PostgreSQL: one row for each publisher, or several with `POSITIONS`.
-
-    Each message has one of them: by its partition if it has a key, and otherwise by its id. All rows of a publisher are
-    replaced at once if their number changes, by a transaction that has locked them all.
+    """The position of a publisher's stream, on PostgreSQL.
 
     Attributes:
-        number, count: this is the position of every message whose number modulo `count` is `number`.
         server: the identifier of the server that counts the transactions.
         passed: a snapshot: every streamed message that is visible in it is delivered, or was moved to the table.
         page: the snapshot up to which messages are delivered now; blank between two.
@@ -40,8 +34,6 @@ class StreamPosition(models.Model):
     """
 
     publisher = models.CharField(max_length=63)
-    number = models.PositiveSmallIntegerField(default=0)
-    count = models.PositiveSmallIntegerField(default=1)
     server = models.CharField(max_length=32, blank=True, default="")
     passed = models.TextField(default=NOTHING)
     page = models.TextField(blank=True, default="")
@@ -56,13 +48,10 @@ class StreamPosition(models.Model):
 
     class Meta:
         default_permissions = ()
-        constraints = [
-            models.UniqueConstraint(fields=["publisher", "number"], name="outbox_position"),
-            models.CheckConstraint(condition=Q(number__lt=models.F("count")), name="outbox_position_number"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["publisher"], name="outbox_position")]
 
     def __str__(self) -> str:
-        return f"{self.publisher} {self.number}"
+        return self.publisher
 
     @property
     def is_restored(self) -> bool:
@@ -89,19 +78,4 @@ class StreamPosition(models.Model):
             ahead |= Q(id__gt=self.last_id)
             if self._copied_by is not None:
                 ahead |= Q(xid__gt=self._copied_by, xid__lte=Writer("id"))
-        ahead &= Q(publisher=self.publisher)
-        if self.count > 1:
-            number = Case(
-                When(partition__gt=0, then="partition"), default=Abs("id"), output_field=models.BigIntegerField()
-            )
-            ahead &= Q(Exact(Mod(number, Value(self.count)), self.number))
-        return ahead
-
-    def is_of(self, partition: int, id: int) -> bool:
-        """Return whether this is the position of a message of the publisher."""
-        return number_of(partition, id, self.count) == self.number
-
-
-def number_of(partition: int, id: int, count: int) -> int:
-    """Return the number of a message's position in a stream with `count` positions."""
-    return (partition or abs(id)) % count
+        return ahead & Q(publisher=self.publisher)

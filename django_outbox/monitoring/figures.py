@@ -158,10 +158,9 @@ class StreamStatus:
     """The figures of a publisher's stream.
 
     Args:
-        relay: the relay that moved the position last; empty if none did. With several positions, all of these relays.
-        owned: whether that relay was seen lately and has not ended, for every position.
-        owned_positions: the number of positions of living relays.
-        moved_at: when a relay moved one of them last.
+        relay: the relay that moved the position last; empty if none did.
+        owned: whether that relay was seen lately and has not ended.
+        moved_at: when it did.
         standbys: the other living relays that serve the publisher, one of which takes over.
         waiting: messages of the stream that are not delivered.
         oldest: seconds since the oldest of them was enqueued; None if there is none.
@@ -172,8 +171,6 @@ class StreamStatus:
     publisher: str
     relay: str = ""
     owned: bool = False
-    positions: int = 1
-    owned_positions: int = 0
     moved_at: datetime.datetime | None = None
     standbys: tuple[str, ...] = ()
     waiting: Count = NONE

@@ -189,7 +189,7 @@ GAUGES = (
     ),
     _stream_gauge(
         "stream_owned",
-        "Whether the relay that moved the stream's position last is alive, for every position of the stream.",
+        "Whether the relay that moved the stream's position last is alive.",
         lambda s: s.owned,
     ),
     _stream_gauge(

@@ -145,14 +145,15 @@ MAX_ROWS = 10_000
 """Maximum number of rows of the table that one count reads, because they cost more than entries of an index."""
 
 
-def find_streams(store: Store) -> dict[str, list[StreamPosition]]:
-    """Return the positions of streams by publisher, those included that are to have one by the settings."""
+def find_streams(store: Store) -> dict[str, StreamPosition]:
+    """Return the positions of streams by publisher, including streams that the settings name and no relay has begun."""
     if not store.streams:
         return {}
-    positions: defaultdict[str, list[StreamPosition]] = defaultdict(list)
-    for position in StreamPosition.objects.using(store.connection.alias).order_by("publisher", "number"):
-        positions[position.publisher].append(position)
-    return {**{alias: [StreamPosition(publisher=alias)] for alias in get_settings().streamed}, **positions}
+    positions = StreamPosition.objects.using(store.connection.alias).order_by("publisher")
+    return {
+        **{alias: StreamPosition(publisher=alias) for alias in get_settings().streamed},
+        **{position.publisher: position for position in positions},
+    }
 
 
 def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, streamed: Waiting) -> PublisherStatus:

@@ -194,20 +194,15 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
 
 
 def _describe_stream(
-    positions: Sequence[StreamPosition], waiting: Waiting, reports: Sequence[RelayStatus], now: datetime.datetime
+    position: StreamPosition, waiting: Waiting, reports: Sequence[RelayStatus], now: datetime.datetime
 ) -> StreamStatus:
-    publisher = positions[0].publisher
-    living = [report.name for report in reports if report.alive and publisher in report.publishers]
-    owners = dict.fromkeys(position.relay for position in positions if position.relay)
-    owned = sum(position.relay in living for position in positions)
+    living = [report.name for report in reports if report.alive and position.publisher in report.publishers]
     return StreamStatus(
-        publisher=publisher,
-        relay=", ".join(owners),
-        owned=owned == len(positions),
-        positions=len(positions),
-        owned_positions=owned,
-        moved_at=max((position.moved_at for position in positions if position.relay), default=None),
-        standbys=tuple(name for name in living if name not in owners),
+        publisher=position.publisher,
+        relay=position.relay,
+        owned=position.relay in living,
+        moved_at=position.moved_at if position.relay else None,
+        standbys=tuple(name for name in living if name != position.relay),
         waiting=Count(waiting.number, waiting.more),
         oldest=max((now - waiting.oldest).total_seconds(), 0.0) if waiting.oldest else None,
     )

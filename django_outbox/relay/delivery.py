@@ -178,7 +178,6 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     options: dict[str, Any] = {"transactional": transactional, "calls": state.database_calls}
     if not get_store(connections[state.using]).streams:
         return TableSource(state.using, publisher.alias, state.settings, **options)
-    options["wanted"] = state.positions
     # A lease is taken of a message in the table.
     only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
     if reads_log and publisher.alias in state.settings.from_log and not only_from_table:

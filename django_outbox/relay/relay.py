@@ -104,7 +104,6 @@ class Relay:
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,
-            positions={alias: settings.publishers[alias].positions for alias in settings.streamed},
         )
 
     def __enter__(self) -> "Relay":

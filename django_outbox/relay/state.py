@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -179,7 +179,6 @@ class RelayState(ServiceState):
         turns: taken by the workers of a publisher while its handlers conflict with each other.
         refused: the messages of each publisher that are not published for now, because the database refuses every new
             state of them: until when, and why.
-        positions: the numbers of positions of streams that are still to be set up.
         schema: the tenant's schema, if the relay serves several.
     """
 
@@ -197,7 +196,6 @@ class RelayState(ServiceState):
     wake_ups: WakeUps
     dead_letters: Publisher | None
     database_calls: DatabaseCalls
-    positions: MutableMapping[str, int]
     schema: str = ""
 
     def is_done(self) -> bool:

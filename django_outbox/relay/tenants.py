@@ -84,7 +84,6 @@ class SchemaState(RelayState):
             "turns": {alias: Turns() for alias in aliases},
             "refused": {alias: {} for alias in aliases},
             "wake_ups": WakeUps(),
-            "positions": {},
             "schema": schema,
         }
         shared = {each.name: getattr(whole, each.name) for each in fields(whole)}

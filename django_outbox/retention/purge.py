@@ -178,7 +178,7 @@ def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool
     store = get_store(connections[using])
     if not isinstance(store, PostgreSQLStore):
         return
-    for publisher in StreamPosition.objects.using(using).values_list("publisher", flat=True).distinct():
+    for publisher in StreamPosition.objects.using(using).values_list("publisher", flat=True):
         stream = Stream(store, publisher)
         at: str | None = "0"
         while at is not None:

@@ -264,17 +264,9 @@ MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
 
-def number_in(count: int) -> str:
-    """Return SQL of the number of a message's position in a stream with several; as `number_of` does in Python."""
-    return f"mod(CASE WHEN partition > 0 THEN partition ELSE abs(id) END, {count})"
-
-
-def visible(passed: Sequence[str]) -> str:
-    """Return an SQL condition: a message's transaction is visible in the snapshot of its position."""
-    if len(passed) == 1:
-        return f"pg_visible_in_snapshot(xid, '{passed[0]}')"
-    snapshots = ", ".join(f"'{each}'" for each in passed)
-    return f"pg_visible_in_snapshot(xid, (ARRAY[{snapshots}]::pg_snapshot[])[{number_in(len(passed))} + 1])"
+def visible(passed: str) -> str:
+    """Return an SQL condition: a message's transaction is visible in a snapshot."""
+    return f"pg_visible_in_snapshot(xid, '{passed}')"
 
 
 def milliseconds(seconds: float) -> str:
@@ -324,8 +316,8 @@ class PostgreSQLStore(LockingStore):
     can_wake = True
     streams = True
 
-    passed: Sequence[str] = ()
-    """The snapshots up to which the streamed messages of a publisher are delivered, one for each position. A message
+    passed = ""
+    """The snapshot up to which the streamed messages of a publisher are delivered; blank if it has no stream. A message
     with a key, written later, may have an earlier one in the stream, and is not due."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:

@@ -7,16 +7,12 @@ committed late is new whenever that is, so nothing is looked for twice and nothi
 
 Messages that are new together are delivered by their ids. If they are too many to be listed at once, the snapshot in
 which they are visible is kept as a page, and the position within the page is an id.
-
-A stream may have several positions, so that several workers deliver it: each message has one of them, by its key or by
-its id. A listing reads the index and the rows of the others' messages as well: with two positions, it took 1.5 times as
-long for each id as with one, and with four three times as long.
 """
 
 import datetime
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django_outbox.db.functions import SERVER, WRITER
@@ -24,7 +20,7 @@ from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.models.links import find_linked
 from django_outbox.stores.claiming import Row
-from django_outbox.stores.postgresql import BATCH, FIND_SEQUENCE, PostgreSQLStore, array, number_in, visible
+from django_outbox.stores.postgresql import BATCH, FIND_SEQUENCE, PostgreSQLStore, array, visible
 from django_outbox.stores.rows import Purged
 
 IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
@@ -37,21 +33,14 @@ COPIED = "copied"
 
 # A row that a dump or logical replication has copied was written by another transaction than the one that moved it.
 POSITION = f"""
-SELECT ctid::text, number, count, CASE WHEN server = '' OR xmin = xid::xid THEN server ELSE '{COPIED}' END,
+SELECT ctid::text, CASE WHEN server = '' OR xmin = xid::xid THEN server ELSE '{COPIED}' END,
     passed, page, page_start, page_end, last_id,
     CASE WHEN xmin = xid::xid THEN '' ELSE {WRITER.format(row="")}::text END
-FROM {{positions}} WHERE """
+FROM {{positions}} WHERE publisher = %s"""
 
 # By its address if possible: while a transaction holds an old snapshot, a search steps over all versions of the row.
-LOCK = f"""{POSITION} ctid = %s::tid AND publisher = %s AND number <> ALL(%s::integer[])
-FOR UPDATE SKIP LOCKED"""
-FIND_AND_LOCK = f"""{POSITION} publisher = %s AND number <> ALL(%s::integer[])
-ORDER BY number < %s, number LIMIT 1 FOR UPDATE SKIP LOCKED"""
-
-# All of them, in an order that keeps two that change their number from a deadlock.
-LOCK_ALL = f"{POSITION} publisher = %s ORDER BY number FOR UPDATE"
-
-FIND_ALL = f"{POSITION} publisher = %s ORDER BY number"
+LOCK = f"{POSITION} AND ctid = %s::tid FOR UPDATE SKIP LOCKED"
+FIND_AND_LOCK = f"{POSITION} FOR UPDATE SKIP LOCKED"
 
 # The snapshot of the statement does not name its own transaction; its messages are not passed before it commits.
 CURRENT = "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text"
@@ -59,13 +48,13 @@ CURRENT = "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned():
 # The messages of the transactions behind the end of a snapshot, and of the transactions that were running in it.
 NEW = f"""(
     (
-        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8{{own}}
+        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8
         ORDER BY publisher, xid, id LIMIT %s
     )
     UNION ALL
     (
         SELECT message.* FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= late AND xid <= late{{own}}
+            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= late AND xid <= late
             ORDER BY publisher, xid, id LIMIT %s
         ) message
     )
@@ -89,7 +78,7 @@ SELECT ARRAY(
         (
             SELECT id FROM {{table}}
             WHERE id >= %s AND CASE
-                WHEN publisher = %s AND {IS_STREAMED_BY_ID} AND xid >= %s::xid8{{own}}
+                WHEN publisher = %s AND {IS_STREAMED_BY_ID} AND xid >= %s::xid8
                 THEN pg_visible_in_snapshot(xid, %s)
                 ELSE false
             END
@@ -99,7 +88,7 @@ SELECT ARRAY(
         (
             SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
                 SELECT id FROM {{table}}
-                WHERE publisher = %s AND {IS_STREAMED} AND xid >= late AND xid <= late AND id >= %s{{own}}
+                WHERE publisher = %s AND {IS_STREAMED} AND xid >= late AND xid <= late AND id >= %s
                 ORDER BY publisher, xid, id LIMIT %s
             ) message WHERE pg_visible_in_snapshot(late, %s)
         )
@@ -108,7 +97,7 @@ SELECT ARRAY(
 """
 
 FIND_MESSAGE = f"""
-SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8 ORDER BY publisher, xid, id LIMIT 1
+SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} ORDER BY publisher, xid, id LIMIT 1
 """
 
 # A message waits for an earlier one of its key that is in the table. Mostly there is none at all.
@@ -170,15 +159,11 @@ RESTORED = f"""({AHEAD}
     OR id <= coalesce((SELECT last_value FROM {{sequence}} WHERE last_value < %s), 0)
     OR (xid > nullif(%s, '')::xid8 AND xid <= {WRITER.format(row="")}) IS TRUE)"""
 
-LIST_RESTORED = (
-    f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {RESTORED}{{own}} ORDER BY id LIMIT %s"
-)
+LIST_RESTORED = f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {RESTORED} ORDER BY id LIMIT %s"
 
 RESTORED_TO_TABLE = f"{TO_TABLE} id IN ({LIST_RESTORED})"
 
 MEASURE = f"SELECT count(*), {SERVER} FROM {NEWEST} WHERE {AHEAD}"
-
-LIST_AHEAD = f"SELECT id, {AHEAD} AND pg_visible_in_snapshot(xid, %s) FROM {NEWEST}"
 
 # Only the age needs a privilege, unless the role is the same. A prepared transaction has no session.
 OLDEST_TRANSACTION = """
@@ -195,7 +180,7 @@ ORDER BY age(number) DESC LIMIT 1
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND NOT {RESTORED}{{own}}
+    SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND NOT {RESTORED}
     ORDER BY publisher, xid LIMIT %s
 )
 """
@@ -205,10 +190,10 @@ TABLE_FROM_ELSEWHERE = """
 UPDATE {table} SET xid = NULL WHERE id IN (
     (
         SELECT id FROM {table}
-        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL{own} LIMIT %s
+        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL LIMIT %s
     )
     UNION ALL
-    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL{own} LIMIT %s)
+    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL LIMIT %s)
 )
 """
 
@@ -238,8 +223,6 @@ class StoredPosition:
     """
 
     address: str = ""
-    number: int = 0
-    count: int = 1
     server: str = ""
     passed: str = NOTHING
     page: str = ""
@@ -257,16 +240,6 @@ class StoredPosition:
     def of_restored(self) -> list[Any]:
         """The parameters of `RESTORED`."""
         return [*self.of_states, self.last_id, self.copied]
-
-    @property
-    def only_own(self) -> str:
-        """SQL condition of the messages of this position, if there are several.
-
-        As it is a CASE, the planner expects many of them. If it expected few, it would read and sort all.
-        """
-        if self.count == 1:
-            return ""
-        return f" AND CASE {number_in(self.count)} WHEN {self.number} THEN true ELSE false END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,85 +307,29 @@ class Stream:
         self._publisher = publisher
         self._relay = relay
 
-    def lock(self, address: str, number: int = 0, besides: Collection[int] = ()) -> StoredPosition | None:
-        """Lock a position until the transaction ends; return None if other relays have them, or if there is none.
+    def lock(self, address: str) -> StoredPosition | None:
+        """Lock the position until the transaction ends; return None if another relay has it, or if there is none.
 
         Args:
-            address: the address of a position; another one is searched if it has moved.
-            number: where the search begins.
-            besides: the numbers of positions that are not searched.
+            address: where its row was last; it is searched if it has moved.
         """
-        rows = self._fetch(LOCK, [address, self._publisher, array(besides)]) if address else []
-        rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher, array(besides), number])
+        rows = self._fetch(LOCK, [self._publisher, address]) if address else []
+        rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher])
         return StoredPosition(*rows[0]) if rows else None
 
     def create(self) -> None:
-        """Begin the stream at its beginning, with one position, unless there is one already."""
+        """Begin the stream at its beginning, unless it has a position already."""
         rows = StreamPosition.objects.using(self._store.connection.alias)
         rows.bulk_create([StreamPosition(publisher=self._publisher)], ignore_conflicts=True)
 
-    def find_positions(self) -> list[StoredPosition]:
-        """Return all positions by their numbers; none if there is no stream.
+    def find_position(self) -> StoredPosition | None:
+        """Return the position; None if there is no stream."""
+        rows = self._fetch(POSITION, [self._publisher])
+        return StoredPosition(*rows[0]) if rows else None
 
-        A position begins again if it is missing, or if its count differs from the count of the others.
-        """
-        return _complete([StoredPosition(*row) for row in self._fetch(FIND_ALL, [self._publisher])])
-
-    def has_messages(self, passed: str = NOTHING) -> bool:
-        """Return whether there are streamed messages behind the end of a snapshot, in any position."""
-        return bool(self._fetch(FIND_MESSAGE, [self._publisher, str(Snapshot.read(passed).end)]))
-
-    def arrange(self, count: int, limit: int) -> bool:
-        """Give the stream `count` positions in this transaction, and return whether it has them.
-
-        A new position begins where the old position of its messages stands. If it takes messages of several positions
-        at different places, their undelivered messages go to the table, and all positions begin at one snapshot. That
-        is left for later if there are more messages than the limit.
-
-        No relay delivers while all positions are locked. What relays remember of them is useless afterwards: a listing
-        continues only from the very position with which it began.
-        """
-        locked = [StoredPosition(*row) for row in self._fetch(LOCK_ALL, [self._publisher])]
-        positions = self.find_positions()
-        before = len(positions)
-        found = [position for position in positions if position.address]
-        if found != [position for position in locked if position.count == before] or not positions:
-            # While this transaction waited, another one has replaced them.
-            return False
-        if len(found) == before == count:
-            return True
-        server = self.find_server()
-        rows = StreamPosition.objects.using(self._store.connection.alias).filter(publisher=self._publisher)
-        if len(found) < before:
-            # The others stay as they are, as the row of a copied one shows that it is.
-            rows, new = rows.exclude(count=before), [position for position in positions if not position.address]
-        elif any(position.server not in {"", server} for position in found):
-            # Another server has numbered the transactions.
-            return False
-        elif count % before == 0:
-            new = [replace(positions[number % before], number=number, count=count) for number in range(count)]
-        elif (position := self._join(positions, server, limit)) is not None:
-            new = [replace(position, number=number, count=count) for number in range(count)]
-        else:
-            return False
-        rows.delete()
-        other = {"address", "copied"}
-        values = [{name: value for name, value in asdict(position).items() if name not in other} for position in new]
-        rows.bulk_create([StreamPosition(publisher=self._publisher, relay=self._relay, **each) for each in values])
-        return len(self.find_positions()) == count
-
-    def _join(self, positions: Sequence[StoredPosition], server: str, limit: int) -> StoredPosition | None:
-        """Return a position at which all positions stand together, and move to the table what is left before it."""
-        ((text, own),) = self._fetch(CURRENT)
-        joined, ahead = Snapshot.read(text, own), []
-        for position in positions:
-            new = self._new(position, limit + 1)
-            rows = self._fetch(LIST_AHEAD, [*position.of_states, str(joined), *new], position)
-            ahead += [id for id, is_ahead in rows if is_ahead]
-            if len(rows) > limit or len(ahead) > limit:
-                return None
-        self.move_to_table(ahead)
-        return StoredPosition("", 0, 1, server, str(joined), last_id=max(position.last_id for position in positions))
+    def has_messages(self) -> bool:
+        """Return whether there are streamed messages, delivered or not."""
+        return bool(self._fetch(FIND_MESSAGE, [self._publisher]))
 
     def list_new(self, position: StoredPosition, limit: int) -> Listing:
         """List at most `limit` messages from a position on.
@@ -429,7 +346,7 @@ class Stream:
 
     def _list_all(self, position: StoredPosition, limit: int) -> tuple[str, list[int]]:
         """List what is new, and the snapshot in which it is visible; any `limit` messages if there are more."""
-        ((text, own, ids),) = self._fetch(LIST_NEW, [*self._new(position, limit), limit], position)
+        ((text, own, ids),) = self._fetch(LIST_NEW, [*self._new(position, limit), limit])
         return str(Snapshot.read(text, own)), sorted(ids)
 
     def _new(self, position: StoredPosition, limit: int) -> list[Any]:
@@ -441,17 +358,16 @@ class Stream:
         passed, after = Snapshot.read(position.passed), position.page_end + 1
         new = [max(after, position.page_start), self._publisher, str(passed.end), position.page, limit]
         late = [array(passed.running), self._publisher, after, limit, position.page]
-        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit], position)
+        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit])
         return Listing(position, position.page, ids, complete=len(ids) < limit)
 
-    def read(self, ids: Sequence[int], *, max_bytes: int, count: int = 1) -> list[Row]:
+    def read(self, ids: Sequence[int], *, max_bytes: int) -> list[Row]:
         """Read streamed messages in the order of their ids, up to a total size and at least one.
 
         The last column of a row is whether the message waits for an earlier message of its key in the table.
-        With a `count` of positions, that many ids are expected in the position of one.
         """
         numbers, first, last = array(ids), ids[0], ids[-1]
-        if last - first < DENSE * count * len(ids):
+        if last - first < DENSE * len(ids):
             rows = self._fetch(READ_SMALL, [self._publisher, first, last, numbers, max_bytes // 2, first, last])
             if rows and sum(len(row[5]) + len(row[6]) for row in rows) <= max_bytes:
                 return rows
@@ -476,25 +392,19 @@ class Stream:
         return self._store.execute(MOVE_TO_TABLE, [array(ids)])
 
     def move_one_to_table(self, position: StoredPosition, id: int) -> None:
-        """Do the same for one message, unless it is not streamed or is behind a position."""
+        """Do the same for one message, unless it is not streamed or is behind the position."""
         self._store.execute(MOVE_ONE, [id, *position.of_states])
 
     # For operators.
 
     def measure(self, limit: int) -> Waiting:
-        """Count the messages that are not delivered, up to `limit`, with an equal share for each position."""
-        positions = self.find_positions() or [StoredPosition()]
-        share = max(limit // len(positions), 1)
-        found = [self._measure(position, share) for position in positions]
-        oldest = min((each.oldest for each in found if each.oldest), default=None)
-        return Waiting(sum(each.number for each in found), any(each.more for each in found), oldest)
-
-    def _measure(self, position: StoredPosition, limit: int) -> Waiting:
-        ((number, server),) = self._fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states], position)
+        """Count the messages that are not delivered, up to `limit`."""
+        position = self.find_position() or StoredPosition()
+        ((number, server),) = self._fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states])
         first: Sequence[int] = ()
         if position.server not in {"", server}:
             of_restored = [self._publisher, *position.of_restored, limit + 1]
-            restored = self._fetch(self._with_sequence(LIST_RESTORED, optional=True), of_restored, position)
+            restored = self._fetch(self._with_sequence(LIST_RESTORED, optional=True), of_restored)
             number, first = len(restored), restored[0] if restored else ()
         elif number:
             first = self._list_page(position, 1).ids if position.page else self._list_all(position, 1)[1]
@@ -511,14 +421,12 @@ class Stream:
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
             archive: whether all of them do, because they are archived from there.
         """
-        positions = self.find_positions()
-        if not positions:
-            return Purged(0, None)
-        server = self.find_server()
+        position = self.find_position()
         # The numbers of another server say nothing about the messages of this one.
-        passed = [position.passed if position.server in {"", server} else NOTHING for position in positions]
-        end = max(Snapshot.read(each).end for each in passed)
-        old_ones = OLD.replace("{visible}", visible(passed))
+        if position is None or position.server not in {"", self.find_server()}:
+            return Purged(0, None)
+        old_ones = OLD.replace("{visible}", visible(position.passed))
+        end = Snapshot.read(position.passed).end
         rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
         old = [id for id, _, is_old in rows if is_old]
         kept = {*old} if archive else find_linked(self._store.connection.alias, old)
@@ -534,17 +442,17 @@ class Stream:
         return str(self._fetch(FIND_SERVER)[0][0])
 
     def settle_in_table(self, position: StoredPosition, limit: int) -> tuple[int, int, int]:
-        """Give streamed messages the state in the table that their position has given them.
+        """Give streamed messages the state in the table that the position has given them.
 
         Return how many have become pending, which come first, and how many processed, and the number of messages in the
         table that have lost the numbers of their transactions. One of them is above 0 until all is done.
         """
         of_restored = [self._publisher, *position.of_restored, limit]
-        if pending := self._execute(self._with_sequence(RESTORED_TO_TABLE), of_restored, position):
+        if pending := self._store.execute(self._with_sequence(RESTORED_TO_TABLE), of_restored):
             return pending, 0, 0
-        if processed := self._execute(self._with_sequence(BEHIND_TO_TABLE), of_restored, position):
+        if processed := self._store.execute(self._with_sequence(BEHIND_TO_TABLE), of_restored):
             return 0, processed, 0
-        return 0, 0, self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, position)
+        return 0, 0, self._store.execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2)
 
     def _with_sequence(self, sql: str, *, optional: bool = False) -> str:
         """Name the sequence of ids, or none if there is none; with `optional`, neither if this role may not read it."""
@@ -552,18 +460,8 @@ class Stream:
         is_used = name and (may_read or not optional)
         return sql.replace("{sequence}", name if is_used else "(SELECT 0 AS last_value) none")
 
-    def _fetch(self, sql: str, params: Sequence[Any] = (), position: StoredPosition = StoredPosition()) -> list[Row]:
-        return self._store.fetch(sql.replace("{own}", position.only_own), params)
-
-    def _execute(self, sql: str, params: Sequence[Any], position: StoredPosition) -> int:
-        return self._store.execute(sql.replace("{own}", position.only_own), params)
-
-
-def _complete(positions: Sequence[StoredPosition]) -> list[StoredPosition]:
-    """Return positions by their numbers; missing ones are at the beginning of the stream."""
-    count = max((position.count for position in positions), default=0)
-    known = {position.number: position for position in positions if position.count == count}
-    return [known.get(number) or StoredPosition(number=number, count=count) for number in range(count)]
+    def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+        return self._store.fetch(sql, params)
 
 
 def find_oldest_transaction(store: PostgreSQLStore) -> OpenTransaction | None:

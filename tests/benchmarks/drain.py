@@ -49,13 +49,11 @@ class Case(NamedTuple):
     work: str = "limit"
     workers: int = 1
     source: str = ""
-    positions: int = 1
     running: bool = False
 
     def __str__(self) -> str:
         more = [f"workers: {self.workers}"] if self.work != "limit" else []
         more += [self.source] if self.source else []
-        more += [f"positions: {self.positions}"] if self.positions > 1 else []
         more += ["running"] if self.running else []
         return ", ".join([f"{self.broker}: {self.work}", *more])
 
@@ -72,13 +70,6 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_comparison(parser)
-    parser.add_argument(
-        "--positions",
-        nargs="+",
-        type=int,
-        default=[1],
-        help="POSITIONS of the source snapshot to compare (default: 1).",
-    )
     parser.add_argument("--running", action="store_true", help="Also measure relays that run while messages arrive.")
     # So many messages that the beginning and the end of a drain, when nothing is in flight, hardly count.
     add_numbers(parser, messages=100_000, keys=1000, workers=[2], batch_size=2000, repeats=3)
@@ -96,17 +87,16 @@ def run(options: argparse.Namespace) -> Report:
             if case.running:
                 return timed_flow(broker, case.work, options.messages, source=case.source, **sizes)
             if case.work in ("unkeyed", "keyed"):
-                return timed_drain(broker, case.work, source=case.source, positions=case.positions, **sizes)
+                return timed_drain(broker, case.work, source=case.source, **sizes)
             made = claimed(make_messages(options.messages, **content))
             return broker.measure_limit(made) if case.work == "limit" else broker.measure_publisher(made, **sizes)
 
         cases = []
         for name in brokers:
             cases += [Case(name), *(Case(name, "publisher", workers) for workers in options.workers)]
-            works = product(("unkeyed", "keyed"), options.workers, options.source, options.positions)
-            cases += [Case(name, *each) for each in works if each[2] == "snapshot" or each[3] == 1]
+            works = [*product(("unkeyed", "keyed"), options.workers, options.source)]
+            cases += [Case(name, *each) for each in works]
             if options.running:
-                works = product(("unkeyed", "keyed"), options.workers, options.source, [1])
                 cases += [Case(name, *each, running=True) for each in works]
         return compare(
             f"From {connection.display_name} to the broker, every message confirmed",

@@ -38,7 +38,6 @@ def timed_drain(
     above: int = 0,
     publisher: Mapping[str, Any] | None = None,
     source: str = "table",
-    positions: int = 1,
     **settings: Any,
 ) -> Run:
     """Deliver the messages of a saved table to a broker, or to the publisher that accepts everything.
@@ -51,13 +50,11 @@ def timed_drain(
         above: rows up to this id stay in the table.
         publisher: additional options of the publisher.
         source: the publisher's `SOURCE`.
-        positions: its `POSITIONS`, if it is "snapshot".
         settings: more settings of `OUTBOX`.
     """
     entry = broker.publisher(**(publisher or {})) if broker else ACCEPTING
-    of_source = {"SOURCE": source, **({"POSITIONS": positions} if source == "snapshot" else {})}
     with (
-        outbox_settings({**entry, **of_source}, **settings),
+        outbox_settings({**entry, "SOURCE": source}, **settings),
         Relay(workers=workers, batch_size=batch_size) as relay,
     ):
         empty(above=above)

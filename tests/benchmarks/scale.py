@@ -1,8 +1,7 @@
 """Several relays as processes, compared with one: rate, the database's time, and how even their shares are.
 
-All messages become visible in one commit, and without `--broker` they are accepted at once. With the source snapshot,
-there are as many positions as relays. Evenness: the least share of a relay as a ratio of the largest; 1 is even, 0
-means that a relay delivered nothing.
+All messages become visible in one commit, and without `--broker` they are accepted at once. Evenness: the least share
+of a relay as a ratio of the largest; 1 is even, 0 means that a relay delivered nothing.
 """
 
 import argparse
@@ -13,7 +12,6 @@ from typing import NamedTuple
 from django.db import connection
 
 from django_outbox import OutboxMessage
-from django_outbox.models import StreamPosition
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.drain import BROKERS, make_broker
 from tests.benchmarks.measuring import DATABASE, BenchmarkError, Run, timed
@@ -62,9 +60,6 @@ def _compare(options: argparse.Namespace, broker: Broker | None) -> Report:
 
     def deliver(case: Case) -> Run:
         publisher = {**(broker.publisher() if broker else ACCEPTING), "SOURCE": options.source}
-        if options.source == "snapshot":
-            publisher["POSITIONS"] = case.relays
-            StreamPosition.objects.all().delete()
         empty()
         if broker:
             broker.purge()

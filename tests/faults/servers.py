@@ -97,8 +97,6 @@ class PostgreSQL(NetworkServer):
     undelivered = """(available_at IS NOT NULL OR processed_at IS NULL AND failed_at IS NULL AND NOT EXISTS (
         SELECT FROM django_outbox_streamposition position
         WHERE position.publisher = django_outbox_outboxmessage.publisher
-            AND mod(CASE WHEN partition > 0 THEN partition ELSE django_outbox_outboxmessage.id END,
-                position.count) = position.number
             AND (
                 pg_visible_in_snapshot(django_outbox_outboxmessage.xid, passed::pg_snapshot)
                 OR django_outbox_outboxmessage.id <= page_end

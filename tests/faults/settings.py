@@ -63,9 +63,6 @@ if HANDLERS:
     }
     OUTBOX["RETENTION"] = None
 PUBLISHERS["default"] = {**PUBLISHERS["default"], "SOURCE": env.str("FAULTS_SOURCE", default="table")}
-if PUBLISHERS["default"]["SOURCE"] == "snapshot":
-    # Each relay that starts may change the number of positions.
-    PUBLISHERS["default"]["POSITIONS"] = 1 + os.getpid() % 3
 if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):
     PUBLISHERS.setdefault(dead, NOWHERE["default"])
 if OUTBOX.get("RETENTION") is not None:

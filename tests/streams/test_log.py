@@ -26,7 +26,7 @@ from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import LogSource, SnapshotSource, log, snapshot
+from django_outbox.relay.sources import LogSource, log, snapshot
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.log import SET_UP, Inspection, LogStream
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
@@ -164,21 +164,6 @@ def test_a_message_is_the_same_wherever_it_comes_from(from_log: bool, worker: Wo
         0,
     )
     assert json.loads(found.payload) == payload
-
-
-def test_a_worker_leaves_the_log_while_the_stream_has_several_positions(worker: Worker, scripted: Script):
-    ids = put(1, LOG)
-    worker.follow()
-    for positions in (3, 1):
-        ids += put(5, LOG, keys=3)
-        wanted = {"default": positions}
-        with SnapshotSource(LOG, "default", get_settings(), streams=True, wanted=wanted).claim(1):
-            pass
-        ids += put(5, LOG, keys=3)
-        number = len(ids)
-        worker.deliver_until(partial(has_passed, scripted, number))
-    worker.follow()
-    assert sorted(scripted.published()) == ids
 
 
 def test_only_messages_of_the_publisher_that_are_due_come_from_the_log(worker: Worker, scripted: Script):

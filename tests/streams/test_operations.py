@@ -68,7 +68,7 @@ def test_a_message_that_is_released_before_its_turn_waits_for_the_earlier_ones_o
     assert the(ids[2]).retry_now() == 1
     relay = source()
     # The stream is not read yet, as behind a backlog.
-    relay._stream_at, relay._passed = float("inf"), (StreamPosition.objects.using(PG).get().passed,)
+    relay._stream_at, relay._passed = float("inf"), StreamPosition.objects.using(PG).get().passed
     with relay.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 4

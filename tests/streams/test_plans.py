@@ -34,20 +34,15 @@ FROM generate_series(1, %s) number
 
 
 @pytest.fixture
-def plans(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """A table of messages that are delivered and others that wait, and the plan of each statement that reads it.
-
-    Its parameter is the number of positions.
-    """
-    count = getattr(request, "param", 1)
+def plans() -> Iterator[list[str]]:
+    """A table of messages that are delivered and others that wait, and the plan of each statement that reads it."""
     found: list[str] = []
     with connections[PG].cursor() as cursor:
         cursor.execute(FILL, [KEPT, KEPT + WAITING])
         cursor.execute("ANALYZE django_outbox_outboxmessage")
         # The table is so small that reading all of it may seem as cheap, by a random sample.
         cursor.execute("SET LOCAL enable_seqscan = off")
-    for number in range(count):
-        StreamPosition.objects.using(PG).create(publisher="default", passed="200:200:", number=number, count=count)
+    StreamPosition.objects.using(PG).create(publisher="default", passed="200:200:")
 
     def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         if sql.lstrip().startswith("SELECT") and "outboxmessage" in sql:
@@ -66,20 +61,15 @@ def rows_read(plan: str) -> int:
     return max([*kept, *map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan))])
 
 
-@pytest.mark.parametrize(
-    ("limit", "plans"),
-    [(100, 1), (10_000, 1), (100, 2), (10_000, 2)],
-    ids=["a page of a backlog", "all at once", "a page, two positions", "all at once, two positions"],
-    indirect=["plans"],
-)
+@pytest.mark.parametrize("limit", [100, 10_000], ids=["a page of a backlog", "all at once"])
 def test_new_messages_are_read_without_those_that_are_delivered(plans: list[str], limit: int):
     stream = Stream(PostgreSQLStore(connections[PG]), "default")
     position = stream.lock("")
     assert position is not None
     listing = stream.list_new(position, limit)
-    assert len(listing.ids) == min(limit, WAITING // position.count)
-    assert len(stream.read(listing.ids[:100], max_bytes=10**6, count=position.count)) == 100
-    assert stream.has_messages(position.passed)
+    assert len(listing.ids) == min(limit, WAITING)
+    assert len(stream.read(listing.ids[:100], max_bytes=10**6)) == 100
+    assert stream.has_messages()
     assert stream.measure(1000).number == 1000
     for plan in plans:
         assert "Seq Scan" not in plan, plan
@@ -119,7 +109,6 @@ def test_the_messages_that_wait_are_counted_without_those_behind_a_page(plans: l
         assert rows_read(plan) <= 501, plan
 
 
-@pytest.mark.parametrize("plans", [1, 2], ids=["one position", "two positions"], indirect=True)
 def test_a_purge_reads_no_more_than_it_deletes(plans: list[str]):
     stream = Stream(PostgreSQLStore(connections[PG]), "default")
     assert stream.purge(-1, 500, "0", archive=False).deleted == 500

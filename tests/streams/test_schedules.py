@@ -4,7 +4,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -92,8 +91,7 @@ class Schedule:
 
     using = USING
 
-    def __init__(self, positions: int = 1) -> None:
-        self.positions = positions
+    def __init__(self) -> None:
         OutboxMessage.objects.using(self.using).all().delete()
         StreamPosition.objects.using(self.using).all().delete()
         options = connections[self.using].get_connection_params()
@@ -105,7 +103,7 @@ class Schedule:
         self.count = 0
 
     def new_source(self) -> SnapshotSource:
-        return SnapshotSource(self.using, "default", get_settings(), streams=True, wanted={"default": self.positions})
+        return SnapshotSource(self.using, "default", get_settings(), streams=True)
 
     def finish(self) -> None:
         """Commit and deliver everything, and look whether each message was delivered."""
@@ -178,11 +176,6 @@ class Schedule:
             raise Crash
         self.start_again(relay)
 
-    def change_positions(self, relay: int, positions: int) -> None:
-        """Start a relay with another setting; the other one keeps what it knows."""
-        self.positions = positions
-        self.start_again(relay)
-
     def start_again(self, relay: int) -> None:
         self.sources[relay].close()
         self.sources[relay] = self.new_source()
@@ -212,17 +205,11 @@ ACTIONS = st.one_of(
 )
 
 
-CHANGE = st.tuples(st.just(Schedule.change_positions), RELAY, st.sampled_from([1, 2, 3, 4]))
-
-
-@pytest.mark.parametrize(("listed", "positions"), [(2, 3), (10_000, 1)], ids=["in pages, several", "at once"])
-def test_no_schedule_loses_a_message_or_breaks_the_order_of_a_key(
-    listed: int, positions: int, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
+def test_no_schedule_loses_a_message_or_breaks_the_order_of_a_key(listed: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(snapshot, "LISTED", listed)
-    monkeypatch.setattr(snapshot, "ARRANGE_INTERVAL", 0.0)
     with override_settings(OUTBOX=OUTBOX):
-        explore(partial(Schedule, positions), ACTIONS if positions == 1 else st.one_of(ACTIONS, CHANGE))
+        explore(Schedule, ACTIONS)
 
 
 def explore(new_schedule: Callable[[], Schedule], actions: st.SearchStrategy[Any]) -> None:

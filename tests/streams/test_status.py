@@ -160,12 +160,3 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     assert f"stream of {name_process()}" in html
     assert "1 relay stands by" in html
     assert f"(process {open_transaction.pid}) has been open for" in html
-
-    StreamPosition.objects.using(PG).update(count=2)
-    StreamPosition.objects.using(PG).create(publisher="default", number=1, count=2, relay="web-3:9:abcdef")
-    out = io.StringIO()
-    with suppress(SystemExit):
-        call_command("outbox_status", "--database", PG, "--no-color", stdout=out)
-    assert f"{name_process()}, web-3:9:abcdef, 1 of 2 positions owned" in out.getvalue()
-    html = client.get("/admin/django_outbox/overview/", {"using": PG, "fragment": "1"}).content.decode()
-    assert "1 of 2 positions have a relay" in html

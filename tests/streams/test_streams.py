@@ -1,7 +1,9 @@
 """Messages with SOURCE "snapshot" are delivered as others are, and their rows are not touched."""
 
 import datetime
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
+from django_outbox.monitoring.status import read_status
 from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
@@ -31,14 +34,13 @@ from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 PG = "postgresql"
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot", "POSITIONS": 3}}}
+OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
 FROM_TABLE: dict[str, Any] = {"PUBLISHERS": {"default": SCRIPTED}}
 
 
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one position", "three positions"])
-def streamed(request: pytest.FixtureRequest, scripted: Script) -> Iterator[None]:
-    entry = {**OUTBOX["PUBLISHERS"]["default"], "POSITIONS": request.param}
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
+@pytest.fixture(autouse=True)
+def streamed(scripted: Script) -> Iterator[None]:
+    with override_settings(OUTBOX=OUTBOX):
         yield
 
 
@@ -126,7 +128,7 @@ def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scr
     # The stream is not read yet, as behind a backlog.
     StreamPosition.objects.using(PG).create(publisher="default")
     source._stream_at = float("inf")
-    source._passed = ("3:3:",)
+    source._passed = "3:3:"
     with source.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 2
@@ -299,3 +301,97 @@ def test_a_delayed_message_waits_for_a_stream_that_another_relay_begins_at_the_m
     with source.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 2
+
+
+def test_a_stream_begins_again_if_its_position_is_deleted(scripted: Script):
+    ids = put(6, PG)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    deliver(source)
+    StreamPosition.objects.using(PG).all().delete()
+    for _ in range(3):
+        source.sweep_next()
+        deliver(source)
+    assert scripted.published() == ids * 2
+
+
+def test_a_claim_of_nothing_is_empty():
+    put(3, PG)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    for _ in range(3):
+        with source.claim(0) as claim:
+            assert claim.messages == []
+    assert drain() == 3
+
+
+def test_figures_are_right_while_a_page_is_delivered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", 4)
+    ids = put(20, PG)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    for _ in range(3):
+        deliver(source, 2)
+    assert StreamPosition.objects.using(PG).get().page
+    delivered = {message.pk for message in OutboxMessage.objects.using(PG) if message.status == "processed"}
+    assert delivered == {*ids[:6]}
+    (stream,) = read_status(PG).streams
+    assert (stream.waiting.number, stream.owned) == (14, False)
+    waiting = OutboxMessage.objects.using(PG).filter(pk__in=ids).waiting_in_streams()
+    assert {message.pk for message in waiting} == {*ids} - delivered
+
+
+def test_a_position_is_found_although_that_of_another_publisher_lies_where_it_lay(scripted: Script):
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    put(1, PG)
+    deliver(source)
+    StreamPosition.objects.using(PG).create(publisher="other")
+    with connections[PG].cursor() as cursor:
+        cursor.execute("SELECT ctid::text FROM django_outbox_streamposition WHERE publisher = 'other'")
+        (source._address,) = cursor.fetchone()
+    ids = put(1, PG)
+    deliver(source)
+    assert scripted.published()[1:] == ids
+
+
+def test_a_relay_that_stands_by_does_not_trust_the_snapshot_of_another_server():
+    write(PG, 1)
+    drain()
+    StreamPosition.objects.using(PG).update(server="elsewhere", passed="100000000:100000000:")
+    standby = SnapshotSource(PG, "default", get_settings(), streams=True)
+    with position_in_use():
+        deliver(standby)
+    drain()
+    with transaction.atomic(using=PG):
+        enqueue("t", 1, key="a", using=PG)
+        enqueue("t", 2, key="a", using=PG, delay=0.001)
+    with position_in_use():
+        for _ in range(2):
+            time.sleep(1.1)
+            standby.sweep_next()
+            with standby.claim(10) as claim:
+                assert not claim.messages, "the second message overtakes the first one"
+
+
+def test_a_purge_before_the_first_relay_deletes_nothing_that_a_restored_backup_has_not_delivered():
+    write(PG, 1)
+    drain()
+    StreamPosition.objects.using(PG).update(server="elsewhere", passed="100000000:100000000:")
+    put(3, PG)
+    purge(using=PG, older_than=datetime.timedelta(0))
+    assert OutboxMessage.objects.using(PG).count() == 4
+
+
+def deliver(source: SnapshotSource, limit: int = 10) -> None:
+    BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
+
+
+@contextmanager
+def position_in_use() -> Iterator[None]:
+    """Lock the position, as another relay does while it publishes."""
+    other = connections.create_connection(PG)
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT FROM django_outbox_streamposition FOR UPDATE")
+        yield
+    finally:
+        other.rollback()
+        other.close()

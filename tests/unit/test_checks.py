@@ -192,20 +192,6 @@ def test_e005_invalid_rate_limit_of_a_publisher(value: Any):
     assert problem.hint == "It must be a number from 0.01 to 1e+06."
 
 
-@pytest.mark.parametrize("value", [0, -1, 17, "2", True])
-def test_e005_invalid_number_of_positions_of_a_stream(value: Any):
-    problem = only(found(publishers(BACKEND=SCRIPTED, SOURCE="snapshot", POSITIONS=value)), "E005")
-    assert f"OUTBOX['PUBLISHERS']['default']['POSITIONS'] is {value!r}" in problem.msg
-    assert problem.hint == "It must be a whole number from 1 to 16."
-
-
-@pytest.mark.parametrize("source", ["table", "log"])
-def test_e005_positions_without_a_stream_that_can_have_several(source: str):
-    problem = only(found(publishers(BACKEND=SCRIPTED, SOURCE=source, POSITIONS=2)), "E005")
-    assert problem.msg.endswith(f"['POSITIONS'] has no effect, because SOURCE is '{source}'.")
-    assert problem.hint == "Set SOURCE to 'snapshot', or remove POSITIONS."
-
-
 @pytest.mark.parametrize("backend", ["nowhere.Publisher", "tests.support.publishers.Missing", "Publisher"])
 def test_e006_backend_cannot_be_imported(backend: str):
     assert backend in only(found(publishers(BACKEND=backend)), "E006").msg

@@ -106,12 +106,6 @@ def test_missing_publishers_cause_no_second_error_about_their_names():
     assert [problem.check_id for problem in problems] == ["E004"]
 
 
-def test_a_mistyped_source_causes_no_second_error_about_positions():
-    publishers = {"default": {**MEMORY["default"], "SOURCE": "snapshots", "POSITIONS": 2}}
-    _, problems = parse({"PUBLISHERS": publishers})
-    assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['default']['SOURCE'] is 'snapshots'."]
-
-
 @pytest.mark.parametrize("backend", [".", "...", ".publishers.ShopPublisher"])
 def test_the_path_of_a_backend_is_not_relative(backend: str):
     _, problems = parse({"PUBLISHERS": {"default": {"BACKEND": backend}}, "CONSUMERS": {"shop": {"BACKEND": backend}}})

@@ -185,7 +185,7 @@ def _streams(figures: Status) -> Iterable[Sequence[str]]:
     for each in figures.streams:
         yield (
             each.publisher,
-            _owners(each),
+            _owner(each),
             f"{len(each.standbys):,}",
             str(each.waiting),
             "-" if each.oldest is None else duration(round(each.oldest)),
@@ -195,11 +195,10 @@ def _streams(figures: Status) -> Iterable[Sequence[str]]:
         )
 
 
-def _owners(stream: StreamStatus) -> str:
-    if stream.owned or not stream.relay:
-        return stream.relay or "-"
-    ended = "ended" if stream.positions == 1 else f"{stream.owned_positions} of {stream.positions} positions owned"
-    return f"{stream.relay}, {ended}"
+def _owner(stream: StreamStatus) -> str:
+    if not stream.relay:
+        return "-"
+    return stream.relay if stream.owned else f"{stream.relay}, ended"
 
 
 def _log(stream: StreamStatus) -> str:

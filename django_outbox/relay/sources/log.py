@@ -143,7 +143,7 @@ class LogSource(SnapshotSource):
                 self._listing, self._has_nothing = None, True
                 self._stream_at = time.monotonic() + STANDBY_INTERVAL
                 self._learn(stream)
-                self._passed = self._passed or (NOTHING,)
+                self._passed = self._passed or NOTHING
                 return None
             self._stands_by_until = self._open_at = 0.0
         position = super()._lock(stream)
@@ -154,11 +154,6 @@ class LogSource(SnapshotSource):
 
     def _read(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
         assert isinstance(stream, LogStream)
-        if position.count > 1:
-            # The log brings the messages of all positions. Soon there is only one, unless other relays want several.
-            self._close_feed("")
-            self._look_at = 0.0
-            return super()._read(stream, position, limit)
         self._in_hand = self._done = -1
         claim = None
         if self._feed is not None and self._feed.is_live and not position.page:
@@ -168,7 +163,7 @@ class LogSource(SnapshotSource):
             claim = super()._read(stream, position, limit)
             if self._feed is not None:
                 # The position is not stored if nothing is new.
-                self._seen = Snapshot.read(self._passed[0])
+                self._seen = Snapshot.read(self._passed)
             has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
             if self._feed is None and has_caught_up and time.monotonic() >= self._open_at:
                 self._open_feed(stream)
@@ -206,17 +201,17 @@ class LogSource(SnapshotSource):
         if not messages:
             # If there were some, they are in the table.
             self._seen, self._listing = sampled, None
-            self._know(position, str(sampled))
+            self._passed = str(sampled)
             self._has_nothing = takes_all
             self._done = arrived if takes_all else -1
             return Claim([])
         self._has_nothing = False
-        self._know(position, position.passed)
+        self._passed = position.passed
         self._in_hand = arrived if takes_all else -1
         messages.sort(key=lambda message: message.id)
         ids = [message.id for message in messages]
         listing = Listing(replace(position, page_start=ids[0]), str(sampled), ids, complete=True)
-        self._listing, self._addresses[0] = listing, position.address
+        self._listing, self._address = listing, position.address
         messages = [message for message in messages if message.id not in inspection.waiting]
         claim = Claim([*messages], StreamedBatch(listing, ids[-1], inspection.waiting))
         if not messages:

@@ -1,28 +1,25 @@
 """Claims from a stream: a position moves, and only messages that are not delivered at once change their rows.
 
-If the stream has several positions, a worker delivers what one of them lists, and then goes on with the next one that
-no other worker has. What it learns of a position stays true: once all messages that are visible in a snapshot are
-delivered or in the table, they always are. So for each position it remembers one such snapshot, and takes from the
-table no message with a key if its transaction is not visible there: an earlier one may be in the stream. No message
-waits forever, because the worker that finds its position empty remembers that, and looks into the table.
+What a worker learns of the position stays true: once all messages that are visible in a snapshot are delivered or in
+the table, they always are. So it remembers one such snapshot, and takes from the table no message with a key if its
+transaction is not visible there: an earlier one may be in the stream. No message waits forever, because the worker that
+finds nothing behind the position remembers that, and looks into the table.
 """
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, MutableMapping, Set
+from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from django.db import OperationalError, connections
+from django.db import connections
 
-from django_outbox.db.fields import partition_of
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.messages import Message
-from django_outbox.models.positions import number_of
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement, get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -42,19 +39,10 @@ STANDBY_INTERVAL = 1.0
 """Seconds between two attempts to take over a stream from another worker, which is fastest if it goes on."""
 
 RECOVERED = 5000
-"""Maximum number of messages that one transaction moves to the table after a restore, or to join positions."""
-
-ARRANGE_INTERVAL = 10.0
-"""Seconds between two attempts to change the number of positions."""
-
-ARRANGE_PATIENCE = 5.0
-"""Seconds to wait for a worker that is delivering from one of the positions."""
+"""Maximum number of messages that one transaction moves to the table after a restore."""
 
 CHECK_INTERVAL = 10.0
 """Seconds between two looks for a subscription that writes messages of another server."""
-
-CATCH_UP_INTERVAL = 0.1
-"""Seconds between two moves of a position without messages past the messages of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,6 @@ class SnapshotSource(TableSource):
         using: the alias of a PostgreSQL database.
         streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         only_from_table: whether all streamed messages are moved to the table.
-        wanted: the numbers of positions by publisher that are still to be set up; what is done is taken out.
     """
 
     def __init__(
@@ -92,28 +79,20 @@ class SnapshotSource(TableSource):
         *args: Any,
         streams: bool,
         only_from_table: bool = False,
-        wanted: MutableMapping[str, int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(using, publisher_alias, *args, **options)
         self._streams = streams
         self._only_from_table = only_from_table
-        self._wanted = {} if wanted is None else wanted
-        # The times of the next attempt to change the number of positions, and of the next looks.
-        self._arrange_at = self._stream_at = self._table_at = 0.0
-        # The position to begin with, now and after the commit; those that this claim has tried.
-        self._number = self._next = 0
-        self._tried_positions = set[int]()
-        # By position: where its row was last, and the time at which it may be moved without messages.
-        self._addresses: dict[int, str] = {}
-        self._caught_up_at: dict[int, float] = {}
+        # The times of the next looks.
+        self._stream_at = self._table_at = 0.0
+        self._address = ""  # where the row of the position was last
         self._has_position = False
-        self._stands_by = False  # another worker had the position that was wanted
+        self._stands_by = False  # another worker had the position
         self._listing: Listing | None = None
-        # For each position, a snapshot whose messages are delivered or in the table; and as the last look at the table
-        # that found nothing had them.
-        self._passed: tuple[str, ...] = ()
-        self._polled_passed: tuple[str, ...] = ()
+        # A snapshot whose messages are delivered or in the table, and as the last look at the table had it; blank
+        # without a stream.
+        self._passed = self._polled_passed = ""
         # Another connection, or another process of the server, is another session; `_server` was found in the checked
         # one.
         self._connection: object = None
@@ -127,7 +106,7 @@ class SnapshotSource(TableSource):
         self._recovered = (0, 0)
         # What the last claim from the stream has found:
         self._goes_on = False  # more, although it returned no message
-        self._has_nothing = False  # nothing in the positions that other workers leave to this one
+        self._has_nothing = False  # nothing, or another worker has the position
         self._was_streamed = False  # messages
 
     @contextmanager
@@ -140,7 +119,6 @@ class SnapshotSource(TableSource):
             self._connection = connections[self.using].connection
             self._backends, self._known_backends = set(), 1
             self._begin_session()
-        self._arrange()
         now = time.monotonic()
         first, second = self._claim_from_stream, self._claim_from_table
         if now < self._stream_at:
@@ -203,44 +181,11 @@ class SnapshotSource(TableSource):
             self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
             yield claim
 
-    def _arrange(self) -> None:
-        """Give the stream the number of positions that is wanted, once after the process has started."""
-        wanted, connection = self._wanted.get(self._publisher_alias), connections[self.using]
-        if not wanted or time.monotonic() < self._arrange_at or connection.in_atomic_block:
-            return
-        self._arrange_at = time.monotonic() + ARRANGE_INTERVAL
-        with self.watch():
-            store, stream = self._store, self._stream
-            try:
-                positions = stream.find_positions()
-                is_done = len(positions or [StoredPosition()]) == wanted and all(
-                    position.address for position in positions
-                )
-                if not is_done:
-                    with store.transaction(self._claim_timeout, transactional=self._transactional):
-                        if not positions:
-                            stream.create()
-                        store.limit_lock_waits(ARRANGE_PATIENCE)
-                        is_done = stream.arrange(wanted, RECOVERED)
-            except OperationalError as error:
-                if not store.is_conflict(error):
-                    raise
-                is_done = False
-        if is_done:
-            self._wanted.pop(self._publisher_alias, None)
-
     @contextmanager
     def _claim_from_stream(self, limit: int) -> Iterator[Claim]:
-        """Claim from the first position that has messages and that no other worker has."""
-        self._tried_positions = set()
-        while True:
-            before = len(self._tried_positions)
-            self._begin_claim()
-            with self._watched(self._open(limit)) as claim:
-                number = len(self._tried_positions)
-                if not self._has_nothing or number == before or number >= len(self._passed):
-                    yield claim
-                    return
+        self._begin_claim()
+        with self._watched(self._open(limit)) as claim:
+            yield claim
 
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
@@ -250,7 +195,6 @@ class SnapshotSource(TableSource):
                 self._renew_session()
                 stream = self._stream
                 position = self._lock(stream)
-                self._next = self._number
                 claim = Claim([])
                 if position is not None and nested:
                     self._move_uncommitted(stream, position)
@@ -261,51 +205,31 @@ class SnapshotSource(TableSource):
         except BaseException:
             self._forget()
             raise
-        # Not if this transaction was rolled back: its messages are delivered one by one then.
-        self._number = self._next
 
     @contextmanager
     def _open_one(self, message: Message) -> Iterator[Claim]:
         store = self._store
         with store.transaction(self._claim_timeout, transactional=True):
-            if self._has_position and (position := self._lock_position_of(message)):
+            if self._has_position and (position := self._stream.lock(self._address)):
                 self._stream.move_one_to_table(position, message.id)
             yield Claim([*store.find_unchanged(self._publisher_alias, message)])
 
-    def _lock_position_of(self, message: Message) -> StoredPosition | None:
-        partition, count = partition_of(message.key), max(len(self._passed), 1)
-        number = number_of(partition, message.id, count)
-        position = self._stream.lock(self._addresses.get(number, ""), number, {*range(count)} - {number})
-        return position if position and number_of(partition, message.id, position.count) == position.number else None
-
     def _lock(self, stream: Stream) -> StoredPosition | None:
-        """Lock a position; return None if other workers have them, or if there is no stream."""
+        """Lock the position; return None if another worker has it, or if there is no stream."""
         if not self._has_position and not self._find_or_create_position(stream):
             self._has_nothing = True
             self._stream_at = time.monotonic() + NO_STREAM_INTERVAL
             return None
-        position = stream.lock(self._addresses.get(self._number, ""), self._number, self._tried_positions)
+        position = stream.lock(self._address)
         if position is None:
             self._listing, self._has_nothing, self._goes_on = None, True, False
             self._learn(stream)
-            if self._tried_positions:
-                return None
             # Once, another worker may only have looked.
             self._stream_at = time.monotonic() + STANDBY_INTERVAL * self._stands_by
             self._has_position = bool(self._passed)
-            # The one that makes the position may not have committed it yet.
-            self._passed = self._passed or (NOTHING,)
-        elif position.count != len(self._passed) or position.number != self._number:
-            # The one that was wanted may be missing.
-            self._learn(stream)
-            if position.count != len(self._passed):
-                # Its row was changed by hand: the others have another count, and the next change of their number ends
-                # that.
-                position = None
         self._stands_by = position is None
-        if position is not None:
-            self._number = position.number
-            self._tried_positions.add(position.number)
+        # The worker that begins the stream may not have committed its position yet.
+        self._passed = self._passed or NOTHING
         return position
 
     def _find_or_create_position(self, stream: Stream) -> bool:
@@ -317,15 +241,13 @@ class SnapshotSource(TableSource):
         return self._has_position
 
     def _learn(self, stream: Stream) -> None:
-        """Read where all positions stand, unless more is known of them."""
-        positions = stream.find_positions()
-        known = self._passed if len(self._passed) == len(positions) else [NOTHING] * len(positions)
-        server = stream.find_server() if positions else ""
-        of_server = [position.passed if position.server == server else NOTHING for position in positions]
-        both = zip(of_server, known, strict=True)
-        self._passed = tuple(max(pair, key=lambda passed: Snapshot.read(passed).end) for pair in both)
-        if any(not position.address for position in positions):
-            self._wanted.setdefault(self._publisher_alias, len(positions))
+        """Read where the position stands, unless more is known of it."""
+        position = stream.find_position()
+        if position is None:
+            self._passed = ""
+            return
+        passed = position.passed if position.server == stream.find_server() else NOTHING
+        self._passed = max(passed, self._passed or NOTHING, key=lambda passed: Snapshot.read(passed).end)
 
     def _begin_session(self) -> None:
         self._session = object()
@@ -348,18 +270,13 @@ class SnapshotSource(TableSource):
         A server that recovers has lost what was not on its disk, and gives the numbers of such transactions, a relay's
         for example, to new ones. An old snapshot takes their messages for delivered.
         """
-        self._listing, self._passed = None, (NOTHING,) * len(self._passed)
-
-    def _know(self, position: StoredPosition, passed: str) -> None:
-        """Remember the snapshot up to which the messages of a position are delivered."""
-        self._passed = (*self._passed[: position.number], passed, *self._passed[position.number + 1 :])
+        self._listing, self._passed = None, self._passed and NOTHING
 
     def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
         """Move messages to the table in a test's transaction: no snapshot can contain its number."""
-        self._passed = ()
-        for each in stream.find_positions():
-            while ids := stream.list_new(each, LISTED).ids:
-                stream.move_to_table(ids)
+        self._passed = ""
+        while ids := stream.list_new(position, LISTED).ids:
+            stream.move_to_table(ids)
         self._has_nothing = True
 
     def _read(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
@@ -374,21 +291,18 @@ class SnapshotSource(TableSource):
             if listing is None or listing.position != position or not listing.ids:
                 listing = stream.list_new(position, LISTED)
             if not listing.ids and not position.page:
-                self._has_nothing, self._listing = True, None
-                self._know(position, listing.page)
-                if position.count > 1:
-                    self._catch_up(stream, listing)
+                self._has_nothing, self._listing, self._passed = True, None, listing.page
                 return Claim([])
-            self._know(position, position.passed)
+            self._passed = position.passed
             ids = listing.ids[:limit]
-            rows = stream.read(ids, max_bytes=self._settings.batch_bytes, count=position.count) if ids else []
+            rows = stream.read(ids, max_bytes=self._settings.batch_bytes) if ids else []
             end = position.page_end
             if ids:
                 # If some are missing, they did not fit, or were deleted in the meantime.
                 end = rows[-1][0] if rows else ids[-1]
             waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
             messages = read_messages([row for row in rows if row[0] not in waiting])
-            self._listing, self._addresses[position.number] = listing, position.address
+            self._listing, self._address = listing, position.address
             claim = Claim(messages, StreamedBatch(listing, end, waiting))
             if messages or limit < 1:
                 return claim
@@ -410,23 +324,12 @@ class SnapshotSource(TableSource):
         end, listing = batch.end, batch.listing
         if changed.left is not None:
             before = bisect_left(listing.ids, changed.left)
-            self._next = (listing.position.number + 1) % listing.position.count
             if not before:
                 return
             end = listing.ids[before - 1]
         listing = listing.after(end)
         position = stream.move(listing.position)
-        self._listing, self._addresses[position.number] = replace(listing, position=position), position.address
-        if not listing.ids:
-            self._next = (position.number + 1) % position.count
-
-    def _catch_up(self, stream: Stream, listing: Listing) -> None:
-        """Move a position without messages past the messages of the others, or every listing would read them again."""
-        position, now = listing.position, time.monotonic()
-        self._next = (position.number + 1) % position.count
-        if now >= self._caught_up_at.get(position.number, 0.0) and stream.has_messages(position.passed):
-            self._caught_up_at[position.number] = now + CATCH_UP_INTERVAL
-            self._addresses[position.number] = stream.move(listing.after(0).position).address
+        self._listing, self._address = replace(listing, position=position), position.address
 
     def _check_server(self, stream: Stream, position: StoredPosition) -> StoredPosition | None:
         """Return the position, as it is on this server; None while messages of another one are being settled.
@@ -448,7 +351,7 @@ class SnapshotSource(TableSource):
         self._check_at = time.monotonic() + CHECK_INTERVAL
         server = stream.find_server()
         if position.server and position.server != server:
-            self._know(position, NOTHING)
+            self._passed = NOTHING
             pending, processed, others = stream.settle_in_table(position, RECOVERED)
             self._recovered = (self._recovered[0] + pending, self._recovered[1] + processed)
             self._goes_on = bool(pending or processed or others)
