@@ -1,15 +1,21 @@
 """Classify database errors by the codes of PostgreSQL, MySQL and MariaDB."""
 
-from django.db import ProgrammingError
+from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 
 MISSING_TABLE = ("42P01", 1146)
 
 MISSING_RIGHT = ("42501", 1142, 1143)
 """A right on a table, or on some of its columns."""
 
-REFUSED = (*MISSING_RIGHT, 1054, 1227, 1356, 1370, 1449)
-"""The other codes are MySQL's and MariaDB's for a missing column, a broken view, and a trigger without its user or
-right. Their drivers do not raise a ProgrammingError for them."""
+BROKEN_SCHEMA = (*MISSING_TABLE, *MISSING_RIGHT, "42703", 1054, 1227, 1356, 1370, 1449)
+"""The other codes are for a missing column, and MySQL's and MariaDB's for a broken view and for a trigger without its
+user or right."""
+
+SIGNALLED = 1644
+"""MySQL's and MariaDB's code for an error that a trigger raises, in an OperationalError."""
+
+POLICY = "ExecWithCheckOptions"
+"""The function of PostgreSQL that refuses rows because of a policy, with the code for a missing right."""
 
 
 def shows_missing_table(error: BaseException) -> bool:
@@ -24,8 +30,20 @@ def shows_missing_right(error: BaseException) -> bool:
 
 
 def shows_refusal(error: BaseException) -> bool:
-    """Return whether the database refuses a statement until a right or the schema is changed."""
-    return isinstance(error, ProgrammingError) or _code(error) in REFUSED
+    """Return whether the database refuses a statement until a right, the schema or a row is changed."""
+    return isinstance(error, ProgrammingError | IntegrityError) or _code(error) in (*BROKEN_SCHEMA, SIGNALLED)
+
+
+def shows_refused_row(error: BaseException) -> bool:
+    """Return whether the database refuses to change one row: because of a trigger, a constraint or a policy."""
+    if getattr(getattr(error.__cause__, "diag", None), "source_function", "") == POLICY:
+        return True
+    return isinstance(error, DatabaseError) and not may_pass(error) and _code(error) not in BROKEN_SCHEMA
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether the same statement may succeed later: the database is unavailable, or a limit was met."""
+    return isinstance(error, OperationalError | InterfaceError) and not shows_refusal(error)
 
 
 def _code(error: BaseException) -> object:

@@ -3,16 +3,17 @@
 import abc
 import datetime
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
-from django.db import OperationalError, connections
+from django.db import connections
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
+from django_outbox.db.errors import may_pass
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Unreadable, Verdict
 from django_outbox.relay.isolation import isolate
@@ -117,7 +118,7 @@ class Deliverer(abc.ABC):
         """Check each new state before the next batch is settled, because the database refused to settle the last."""
         self._is_careful = True
         # A limit of time, or a conflict, may pass; a foreign key to the message remains.
-        keeps = not isinstance(error, OperationalError) and self.source.keep_processed()
+        keeps = not may_pass(error) and self.source.keep_processed()
         reason = describe(error)
         logger.warning(
             "Publisher %r: the database refused to settle %s: %s%s.",
@@ -134,17 +135,33 @@ class Deliverer(abc.ABC):
 
     @property
     def refusal(self) -> str:
-        """Reason why a published message cannot be settled; blank if there is none."""
+        """Why a message is not published for now; blank if there is none."""
         for id, (until, reason) in self.refused.copy().items():
             if time.monotonic() > until:
                 self.refused.pop(id, None)
             else:
-                return f"message {id} was published and cannot be settled: {reason}"
+                return f"the database refuses every new state of message {id}: {reason}"
         return ""
 
     def refuse(self, reasons: Mapping[int, str]) -> None:
         """Do not publish messages for a while, because the database refuses every new state of them."""
+        if not reasons:
+            return
         self.refused |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in reasons.items()}
+        logger.error(
+            "Publisher %r: %s not published for the next five minutes, because the database refuses every change (%s): "
+            "%s",
+            self.publisher.alias,
+            f"{counted(len(reasons), 'message')} {'is' if len(reasons) == 1 else 'are'}",
+            some_ids(reasons),
+            next(iter(reasons.values())),
+            event="relay.messages_refused",
+            publisher=self.publisher.alias,
+            database=self.source.using,
+            count=len(reasons),
+            ids=[*reasons][:MAX_IDS],
+            reason=next(iter(reasons.values())),
+        )
 
     @abc.abstractmethod
     def deliver(self, limit: int) -> Tally:
@@ -327,19 +344,6 @@ class BrokerDeliverer(Deliverer):
         ]
         left = self.source.find_refused(Settlement(failed=failed))
         self.refuse(left)
-        logger.error(
-            "Publisher %r: %s could not be settled (%s): %s",
-            self.publisher.alias,
-            counted(len(reasons), "published message"),
-            some_ids(reasons),
-            next(iter(reasons.values())),
-            event="relay.messages_refused",
-            publisher=self.publisher.alias,
-            database=self.source.using,
-            count=len(reasons),
-            ids=[*reasons][:MAX_IDS],
-            reason=next(iter(reasons.values())),
-        )
         remaining = settlement.only({*settlement.ids} - reasons.keys())
         failed = [row for row in failed if row.id not in left]
         return replace(remaining, failed=[*remaining.failed, *failed], held=settlement.held)
@@ -359,7 +363,10 @@ class BrokerDeliverer(Deliverer):
         return self.is_stopping() or self.source.is_late
 
 
-def without_refused(messages: Sequence[Message], refused: Container[int]) -> Iterator[Message]:
+Row = TypeVar("Row", Message, Message | Unreadable)
+
+
+def without_refused(messages: Iterable[Row], refused: Container[int]) -> Iterator[Row]:
     """Yield messages except the refused ones and the later ones of their keys."""
     blocked: set[str] = set()
     for message in messages:

@@ -60,6 +60,10 @@ class TransactionLost(Exception):
         self.error = error
         self.attempted = attempted
 
+    def again(self, error: BaseException) -> "TransactionLost":
+        """Return the loss of the transaction that was to settle this one: the publisher may have caused it again."""
+        return TransactionLost(self.message, error, self.attempted or retry_later(describe(self.error)))
+
 
 class Conflict(Exception):
     """Another transaction was in the way of a message. What was written for it is rolled back."""

@@ -1,27 +1,21 @@
 """Deliver messages one at a time, each outside of a transaction, under a lease that is renewed while the work lasts."""
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
-from django.db import Error, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
+from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.transactions import is_private, is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
-from django_outbox.relay.batch import Batch, Decided
-from django_outbox.relay.handling import (
-    LOST,
-    HandlingDeliverer,
-    TransactionLost,
-    refresh_other_connections,
-)
+from django_outbox.relay.batch import Batch, Decided, without_refused
+from django_outbox.relay.handling import HandlingDeliverer, TransactionLost, refresh_other_connections
 from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
@@ -30,17 +24,17 @@ from django_outbox.text import describe, raise_interrupt
 from django_outbox.threads import like_caller, own_connection
 
 MAX_PASSED_OVER = 10
-"""Maximum number of messages that one claim passes over because other relays work on their keys."""
+"""Maximum number of messages that one call passes over because they cannot be leased."""
+
+MAX_REFUSALS = 4
+"""Maximum number of new states of a message that the database may refuse in a row: of its result, of a lost
+transaction, of a lost attempt to deal with that, and of the failure that nothing else is written with."""
 
 RENEWALS = 3
 """Number of renewals in the time that a lease lasts."""
 
 RETRY_INTERVAL = 1.0
 """Seconds between two attempts to renew a lease, or to settle a message, while the database is unavailable."""
-
-
-DATABASE_OUTAGE = (OperationalError, InterfaceError)
-"""Errors of a database that is unavailable."""
 
 
 @dataclass(kw_only=True)
@@ -55,13 +49,27 @@ class LeasedDeliverer(HandlingDeliverer):
         refresh_other_connections(self.source.using)
         for _ in range(MAX_PASSED_OVER):
             recorder = Recorder(self.publisher, self.source.using)
-            with self._committing(self.source.claim(1)) as claim:
-                if not claim.messages:
-                    break
-                recorder.claimed(1)
-                batch = self._sort(claim)
-                lease = self.source.lease(batch.messages[0]) if batch.messages else None
-                decided = Decided.blocked(1) if batch.messages else self._settle(batch, Decided.blocked(0))
+            refused = self.refused if self.refusal else {}
+            row = None
+            try:
+                with self._committing(self.source.claim(1 + len(refused))) as claim:
+                    if not claim.messages:
+                        break
+                    if refused:
+                        # Messages were claimed that are not begun.
+                        self.source.rewind()
+                    row = next(without_refused(claim.messages, refused), None)
+                    if row is None:
+                        continue
+                    recorder.claimed(1)
+                    batch = self._sort(replace(claim, messages=[row]))
+                    lease = self.source.lease(batch.messages[0]) if batch.messages else None
+                    decided = Decided.blocked(1) if batch.messages else self._settle(batch, Decided.blocked(0))
+            except DatabaseError as error:
+                if row is None or not shows_refused_row(error) or self._connection.in_atomic_block:
+                    raise
+                self.refuse({row.id: describe(error)})
+                continue
             if lease is not None:
                 with _Keeper(lease, batch.messages[0], self.publisher.alias, self.source) as keeper:
                     decided = self._handle_leased(batch, keeper, recorder)
@@ -83,34 +91,47 @@ class LeasedDeliverer(HandlingDeliverer):
             recorder.published(batch.messages, decided.outcomes)
             return decided
         self.published = batch.messages
-        decide = self._work(keeper.message)
-        for failures in itertools.count():
+        result = self._work(keeper.message)
+        failures = refusals = 0
+        while refusals < MAX_REFUSALS:
             try:
-                return self._store_result(batch, keeper, decide, recorder)
+                return self._store_result(batch, keeper, result, recorder)
             except (Error, TransactionLost) as error:
-                is_outage = isinstance(error, DATABASE_OUTAGE)
-                if self._connection.in_atomic_block or (failures and is_outage and keeper.lease.may_have_ended):
+                if self._connection.in_atomic_block:
                     raise
-                decide = self._note_failure(keeper.message, error, decide, is_first=not failures)
+                is_outage, reason = may_pass(error), describe(error)
+                if is_outage and failures:
+                    if keeper.lease.may_have_ended:
+                        raise
+                    time.sleep(RETRY_INTERVAL)
+                self._note_failure(keeper.message, reason)
+                if isinstance(error, TransactionLost):
+                    # The first time, the connection may have been lost.
+                    result = error if failures or not may_pass(error.error) else result
+                elif isinstance(result, TransactionLost):
+                    result = result if is_outage else result.again(error)
+                elif not is_outage:
+                    result = TransactionLost(keeper.message, error)
+            failures += 1
+            refusals += not is_outage
             self._forget_connection()
-            if failures and is_outage:
-                time.sleep(RETRY_INTERVAL)
-        raise AssertionError
+        self.refuse({keeper.message.id: reason})
+        return self._leave()
 
-    def _work(self, message: Message) -> Callable[[], Decided]:
-        """Let the publisher handle a message; return the function that decides its new state."""
+    def _work(self, message: Message) -> Outcome | TransactionLost:
+        """Let the publisher handle a message."""
         connection = self._connection
         nested = connection.in_atomic_block
         try:
             outcome = read_outcome(self.publisher.handle(message, self.source.using))
         except BaseException as error:
             raise_interrupt(error)
-            if isinstance(error, DATABASE_OUTAGE) and not nested and not is_usable(connection):
-                return partial(self._judge, TransactionLost(message, error))
+            if may_pass(error) and not nested and not is_usable(connection):
+                return TransactionLost(message, error)
             outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
         if not nested and _roll_back(connection) and outcome is ACCEPTED:
             outcome = read_outcome(retry_later("the handler has left a transaction open, which was rolled back"))
-        return partial(self._conclude, message, outcome)
+        return outcome
 
     def _conclude(self, message: Message, outcome: Outcome) -> Decided:
         if outcome is ACCEPTED:
@@ -123,7 +144,7 @@ class LeasedDeliverer(HandlingDeliverer):
         return super()._conclude(message, outcome)
 
     def _store_result(
-        self, batch: Batch, keeper: "_Keeper", decide: Callable[[], Decided], recorder: Recorder
+        self, batch: Batch, keeper: "_Keeper", result: Outcome | TransactionLost, recorder: Recorder
     ) -> Decided:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         with (
@@ -131,34 +152,27 @@ class LeasedDeliverer(HandlingDeliverer):
             self._committing(self.source.claim_leased(keeper.message, lease)) as claim,
         ):
             if claim.messages:
-                decided = decide()
+                if isinstance(result, TransactionLost):
+                    decided = self._judge(result)
+                else:
+                    decided = self._conclude(keeper.message, result)
                 lease.end(as_it_was=not decided.settlement.count)
             else:
                 keeper.report_lost("its result is discarded")
                 decided = self._leave()
             recorder.published(batch.messages, decided.outcomes)
-            return self._settle(replace(batch, claim=claim), decided)
+            decided = self._settle(replace(batch, claim=claim), decided)
+        keeper.has_ended = True
+        return decided
 
-    def _note_failure(
-        self, message: Message, error: BaseException, decide: Callable[[], Decided], *, is_first: bool
-    ) -> Callable[[], Decided]:
-        """Return the function that decides the new state of a message whose result could not be stored."""
+    def _note_failure(self, message: Message, reason: str) -> None:
         logger.warning(
             "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",
             event="relay.result_not_stored",
             publisher=self.publisher.alias,
             id=message.id,
-            reason=describe(error),
+            reason=reason,
         )
-        if isinstance(error, TransactionLost) and not is_first:
-            # What the publisher writes about its result may end the session each time.
-            return partial(self._judge, error)
-        cause = error.error if isinstance(error, TransactionLost) else error
-        if isinstance(cause, DATABASE_OUTAGE):
-            return decide
-        # What the publisher wrote about its result cannot be committed.
-        outcome = read_outcome(retry_later(describe(cause, MAX_ERROR_LENGTH), error_class=LOST, cause=cause))
-        return partial(self._decide, [message], [outcome])
 
     def _leave(self) -> Decided:
         self.source.rewind()
@@ -170,11 +184,15 @@ class _Keeper:
 
     The thread opens its connection when the first renewal is due. There is no thread in a test's own transaction, or
     for SQLite's memory, which other threads do not see.
+
+    Attributes:
+        has_ended: whether the lease was ended with the settlement of the message.
     """
 
     def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: TableSource) -> None:
         self.lease = lease
         self.message = message
+        self.has_ended = False
         self._publisher_alias = publisher_alias
         self._source = source
         self._using = source.using
@@ -188,11 +206,11 @@ class _Keeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the lease unless that was done when the message was settled."""
+        """Stop renewing, and end the lease."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(RETRY_INTERVAL)
-        if not self.lease.ended:
+        if not self.has_ended:
             with suppress(Error), self._lock:
                 self.lease.end()
 

@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from django.db import Error, OperationalError
+from django.db import Error
 
+from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
-from django_outbox.messages import Message, Verdict, retry_later
+from django_outbox.messages import Message, Verdict
 from django_outbox.relay.batch import Decided, without_refused
 from django_outbox.relay.handling import (
     Conflict,
@@ -196,8 +197,7 @@ class TransactionalDeliverer(HandlingDeliverer):
         except Error as error:
             if self._connection.in_atomic_block or not is_usable(self._connection):
                 raise
-            # What deals with failed messages may have written something that cannot be committed.
-            lost = TransactionLost(lost.message, error, lost.attempted or retry_later(describe(lost.error)))
+            lost = lost.again(error)
         self._forget_connection()
         try:
             return self._settle_alone(lost)
@@ -205,7 +205,7 @@ class TransactionalDeliverer(HandlingDeliverer):
             if self._connection.in_atomic_block or not is_usable(self._connection):
                 raise
             before, self._unsettled = self._unsettled, lost.message.id
-            if isinstance(error, OperationalError) and before != lost.message.id:
+            if may_pass(error) and before != lost.message.id:
                 # It may pass.
                 raise
             self._forget_connection()

@@ -44,9 +44,6 @@ class Lease:
 
     Args:
         seconds: how long it lasts unless it is renewed.
-
-    Attributes:
-        ended: whether `end` was called, in a transaction that may still be rolled back.
     """
 
     def __init__(
@@ -60,7 +57,6 @@ class Lease:
         # The end that is stored: one of two if the answer to a renewal was lost.
         self._ends = [end]
         self._taken_at = boot_time()
-        self.ended = False
 
     @property
     def may_have_ended(self) -> bool:
@@ -91,7 +87,6 @@ class Lease:
         """
         if self._row.delete()[0] and as_it_was:
             self._message.update(available_at=self._due)
-        self.ended = True
 
     @property
     def _row(self) -> "QuerySet[KeyLock]":

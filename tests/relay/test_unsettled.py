@@ -2,9 +2,11 @@
 
 import datetime
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
+LEASED = {**HANDLERS, "OPTIONS": {"transaction": False}}
 
 
 def table(using: str) -> str:
@@ -84,6 +87,53 @@ def refusing(using: str, condition: str) -> Iterator[None]:
         yield
     finally:
         run_sql(using, *drop)
+
+
+FROZEN = {
+    "trigger": "frozen by accounting",
+    "policy": "violates row-level security policy",
+    "constraint": 'violates check constraint "outbox_frozen"',
+}
+"""The errors of rows that refuse changes."""
+
+
+@contextmanager
+def constrained(using: str) -> Iterator[None]:
+    """A constraint that some messages violate, since before it was added."""
+    constraint = "CHECK (payload <> '2'::jsonb) NOT VALID"
+    run_sql(using, f"ALTER TABLE {table(using)} ADD CONSTRAINT outbox_frozen {constraint}")
+    try:
+        yield
+    finally:
+        run_sql(using, f"ALTER TABLE {table(using)} DROP CONSTRAINT outbox_frozen")
+
+
+@contextmanager
+def restricted(using: str) -> Iterator[None]:
+    """A role for new connections, with all rights, and a policy that lets it change other messages only."""
+    role = f"outbox_{uuid.uuid4().hex[:8]}"
+    options = connections[using].settings_dict["OPTIONS"]
+    run_sql(
+        using,
+        f"CREATE ROLE {role}",
+        f"GRANT {role} TO CURRENT_USER",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
+        f"ALTER TABLE {table(using)} ENABLE ROW LEVEL SECURITY",
+        f"CREATE POLICY outbox_frozen ON {table(using)} TO {role} USING (true) WITH CHECK (payload <> '2'::jsonb)",
+    )
+    options["assume_role"] = role
+    try:
+        yield
+    finally:
+        del options["assume_role"]
+        run_sql(
+            using,
+            f"DROP POLICY outbox_frozen ON {table(using)}",
+            f"ALTER TABLE {table(using)} DISABLE ROW LEVEL SECURITY",
+            f"DROP OWNED BY {role}",
+            f"DROP ROLE {role}",
+        )
 
 
 @pytest.fixture(params=LOCKING)
@@ -248,6 +298,83 @@ def test_a_handled_row_that_cannot_be_settled_stops_no_other(locking: str, refus
                 eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
             late = put(3, locking, first=20)
             eventually(lambda: messages.processed().filter(id__in=late).count() == 3)
+
+
+def is_payload(using: str, number: int) -> str:
+    """Return the condition of a trigger for the messages with this payload."""
+    return {"postgresql": f"OLD.payload = '{number}'::jsonb", "default": f"OLD.payload = '{number}'"}.get(
+        using, f"OLD.payload = {number}"
+    )
+
+
+def reason(using: str) -> str:
+    verdict = read_status(using).verdict
+    return str(verdict.values["reason"]) if verdict.code == "unavailable" else ""
+
+
+@contextmanager
+def leasing() -> Iterator[Counter[int]]:
+    """A handler outside of a transaction, and the number of its calls by payload."""
+    calls: Counter[int] = Counter()
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": LEASED}}), registry.scratch():
+
+        @handler("t")
+        def note(payload: int, message: Message) -> None:
+            calls[payload] += 1
+
+        yield calls
+
+
+@pytest.mark.parametrize(
+    ("using", "refused"),
+    [*((using, "trigger") for using in ALIASES), ("postgresql", "policy"), ("postgresql", "constraint")],
+)
+def test_a_row_that_cannot_be_leased_stops_no_other(using: str, refused: str):
+    with leasing() as calls:
+        ids, keyed = put(6, using), put(3, using, key="k", first=1)
+        forbidden = {
+            "trigger": refusing(using, is_payload(using, 2)),
+            "policy": restricted(using),
+            "constraint": constrained(using),
+        }[refused]
+        with forbidden, relays_in_threads(using=using, limits=replace(QUICK, report_pace=0.05)) as start:
+            start()
+            messages = OutboxMessage.objects.using(using)
+            others = [*ids[:2], *ids[3:], keyed[0]]
+            eventually(lambda: messages.processed().filter(id__in=others).count() == len(others))
+            late = put(3, using, first=20)
+            eventually(lambda: messages.processed().filter(id__in=late).count() == 3)
+            eventually(lambda: FROZEN[refused] in reason(using))
+    assert calls == dict.fromkeys([0, 3, 4, 5, 20, 21, 22], 1) | {1: 2}
+
+
+def test_many_rows_that_cannot_be_leased_stop_no_other(using: str):
+    with leasing() as calls:
+        ids = put(30, using)
+        with refusing(using, f"OLD.id <= {ids[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
+            start()
+            late = put(5, using, first=100)
+            messages = OutboxMessage.objects.using(using).processed()
+            eventually(lambda: messages.filter(id__in=late).count() == 5)
+    assert calls == dict.fromkeys(range(100, 105), 1)
+
+
+def test_a_handled_message_that_cannot_be_settled_is_not_repeated_and_stops_no_other(using: str):
+    """Its lease is an update, too, which the database accepts."""
+    settled = "(NEW.processed_at IS NOT NULL OR NEW.failed_at IS NOT NULL OR NEW.error <> OLD.error)"
+    with leasing() as calls:
+        ids = put(6, using)
+        condition = f"{is_payload(using, 2)} AND {settled}"
+        limits = replace(QUICK, report_pace=0.05)
+        with refusing(using, condition), relays_in_threads(using=using, limits=limits) as start:
+            start()
+            messages = OutboxMessage.objects.using(using)
+            eventually(lambda: messages.processed().filter(id__in=[*ids[:2], *ids[3:]]).count() == 5)
+            late = put(3, using, first=20)
+            eventually(lambda: messages.processed().filter(id__in=late).count() == 3)
+            eventually(lambda: f"message {ids[2]}: " in reason(using))
+            assert FROZEN["trigger"] in reason(using)
+    assert calls == dict.fromkeys([0, 1, 2, 3, 4, 5, 20, 21, 22], 1)
 
 
 def test_many_rows_that_cannot_be_settled_hold_up_no_other(locking: str, scripted: Script):
