@@ -40,7 +40,7 @@ class TransactionRequired(OutboxError, RuntimeError):
 
 
 class TransactionForbidden(OutboxError, RuntimeError):
-    """A relay was started inside an open transaction. Its rollback would undo the state of published messages."""
+    """A relay, an inbox or `inbox.receive` was called inside an open transaction, which must not undo its work."""
 
 
 class InvalidMessage(OutboxError, ValueError):

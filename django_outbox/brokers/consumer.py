@@ -65,6 +65,40 @@ class Incoming(NamedTuple):
     returns: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoringOptions:
+    """How received messages are identified and stored. `Consumer` describes the options, and has their defaults."""
+
+    alias: str
+    publisher: str
+    unknown_types: Literal["store", "drop", "reject"]
+    invalid: Literal["store", "reject"]
+    id_source: str
+    type_header: str
+    remember: bool
+
+    def __post_init__(self) -> None:
+        _require_text("publisher", self.publisher, ".+", "the alias of a publisher")
+        require_choice("unknown_types", self.unknown_types, UNKNOWN_TYPES)
+        require_choice("invalid", self.invalid, INVALID)
+        id_sources = "'message_id', 'position', 'body' or 'header:NAME'"
+        _require_text("id_source", self.id_source, "message_id|position|body|header:.+", id_sources)
+        _require_text("type_header", self.type_header, ".*", "the name of a header")
+        require_flag("remember", self.remember)
+
+    @classmethod
+    def of(cls, consumer: "Consumer") -> "StoringOptions":
+        return cls(
+            alias=consumer.alias,
+            publisher=consumer.publisher,
+            unknown_types=consumer.unknown_types,
+            invalid=consumer.invalid,
+            id_source=consumer.id_source,
+            type_header=consumer.type_header,
+            remember=consumer.remember,
+        )
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class Consumer(abc.ABC):
     """Reads the messages of one source, such as a queue.
@@ -110,13 +144,7 @@ class Consumer(abc.ABC):
 
     def __post_init__(self) -> None:
         """Validate the options; a subclass calls this before it validates its own."""
-        _require_text("publisher", self.publisher, ".+", "the alias of a publisher")
-        require_choice("unknown_types", self.unknown_types, UNKNOWN_TYPES)
-        require_choice("invalid", self.invalid, INVALID)
-        id_sources = "'message_id', 'position', 'body' or 'header:NAME'"
-        _require_text("id_source", self.id_source, "message_id|position|body|header:.+", id_sources)
-        _require_text("type_header", self.type_header, ".*", "the name of a header")
-        require_flag("remember", self.remember)
+        StoringOptions.of(self)
         require_number("max_backlog", self.max_backlog, 1, 10**9)
         require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
         require_number("batch_bytes", self.batch_bytes, 1, 2**30)

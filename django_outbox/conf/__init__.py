@@ -33,6 +33,9 @@ from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_al
 from django_outbox.retry import RetryEntry, RetryFunction, RetryPolicy
 from django_outbox.text import shorten
 
+MAX_CONSUMER_ALIAS_LENGTH = 50
+"""Maximum characters of an alias in `OUTBOX["CONSUMERS"]`."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
@@ -295,14 +298,17 @@ def read_consumers(value: object) -> dict[str, ConsumerConfig]:
     mistakes = [
         Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
         for alias, entry in value.items()
-        if not _is_entry(alias, entry, 50) or set(entry) - {"BACKEND", "OPTIONS"}
+        if not _is_entry(alias, entry, MAX_CONSUMER_ALIAS_LENGTH) or set(entry) - {"BACKEND", "OPTIONS"}
     ]
     if mistakes:
         raise Mistakes(mistakes)
     return {alias: ConsumerConfig(entry["BACKEND"], entry.get("OPTIONS", {})) for alias, entry in value.items()}
 
 
-CONSUMER_HINT = 'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to 50 characters.'
+CONSUMER_HINT = (
+    'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to '
+    f"{MAX_CONSUMER_ALIAS_LENGTH} characters."
+)
 
 
 def read_archive(value: object) -> ArchiveConfig | None:

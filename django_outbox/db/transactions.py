@@ -131,8 +131,16 @@ def outlive_connection(connection: BaseDatabaseWrapper, query: Callable[[bool], 
         return query(True)
 
 
-def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
-    """Raise TransactionForbidden, with the remedy, if the caller of this function has a transaction open."""
+def refuse_transaction(
+    connection: BaseDatabaseWrapper,
+    function: str,
+    lost: str = "the record of published messages, and they would be published again",
+) -> None:
+    """Raise TransactionForbidden, with the remedy, if the caller of this function has a transaction open.
+
+    Args:
+        lost: what a rollback would lose.
+    """
     if not in_transaction(connection):
         return
     if connection.in_atomic_block:
@@ -141,7 +149,7 @@ def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
         remedy = "Autocommit is off there: switch it on with transaction.set_autocommit(True), or in DATABASES."
     raise TransactionForbidden(
         f"{function} was called inside an open transaction on the database {connection.alias!r}: a rollback would "
-        f"lose the record of published messages, and they would be published again. {remedy}"
+        f"lose {lost}. {remedy}"
     )
 
 

@@ -19,6 +19,7 @@ from django.utils.timezone import is_naive
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import MAX_HEADERS_DEPTH, RESERVED_PREFIX, is_reserved
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
@@ -63,7 +64,7 @@ class Json(NamedTuple):
     size: int
 
 
-def check_message(message: OutboxMessage, store: Store, source: str = "") -> Json:
+def check_message(message: OutboxMessage | NewMessage, store: Store, source: str = "") -> Json:
     """Check the fields that the caller sets; return the payload as JSON, and the size of payload and headers.
 
     A key that is an integer or a UUID is converted to text.

@@ -20,6 +20,7 @@ from django.db.models.expressions import Combinable, DatabaseDefault
 
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
+from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
@@ -57,16 +58,14 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
     return first
 
 
-def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> int:
+def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> None:
     """Do the same as `insert_new`, but faster, for messages that are due now, given their payloads as JSON."""
     rows = [new_row(message, payload, store) for message, payload in zip(messages, payloads, strict=True)]
-    inserted = store.insert_rows(rows)
-    if inserted < len(messages):
+    if len(store.insert_rows(rows)) < len(messages):
         _report_others(messages, store)
-    return inserted
 
 
-def new_row(message: OutboxMessage, payload: str, store: Store) -> NewRow:
+def new_row(message: OutboxMessage | NewMessage, payload: str, store: Store) -> NewRow:
     """Return a valid message that is due now, with its payload as JSON, as `Store.insert_rows` takes it."""
     time: object = message.occurred_at
     return {
@@ -85,8 +84,8 @@ def new_row(message: OutboxMessage, payload: str, store: Store) -> NewRow:
     }
 
 
-def insert_new(messages: Sequence[OutboxMessage], store: Store) -> int:
-    """Insert messages that are not in the table yet, and return how many were inserted."""
+def insert_new(messages: Sequence[OutboxMessage], store: Store) -> None:
+    """Insert messages that are not in the table yet."""
     missing: Sequence[OutboxMessage] = messages
     if store.looks_before_insert:
         ids = [message.message_id for message in messages]
@@ -100,7 +99,6 @@ def insert_new(messages: Sequence[OutboxMessage], store: Store) -> int:
     inserted = store.insert_missing(missing) if missing else 0
     if inserted < len(messages):
         _report_others(messages, store)
-    return inserted
 
 
 def _report_others(messages: Sequence[OutboxMessage], store: Store) -> None:

@@ -3,7 +3,8 @@
     broker -> run_inbox -> OutboxMessage row -> relay -> handler
               |-- one transaction, then the acknowledgement
 
-`once` deduplicates messages in a consumer that you write; `manage.py run_inbox` is a consumer that is ready to run.
+`once` deduplicates messages in a consumer that you write; `receive` stores messages that you read with another library;
+`manage.py run_inbox` is a consumer that is ready to run.
 
     from django_outbox.inbox import once
 
@@ -17,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_outbox.inbox.deduplication import once, once_many, purge
+    from django_outbox.inbox.receiving import receive
+    from django_outbox.inbox.storing import Received, Rejected
 
-__all__ = ["once", "once_many", "purge"]
+__all__ = ["Received", "Rejected", "once", "once_many", "purge", "receive"]
+
+_HOMES = {"Received": "storing", "Rejected": "storing", "receive": "receiving"}
 
 
 def __getattr__(name: str) -> Any:
     # Django imports this package before models can be imported, so the names are imported when they are first used.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.deduplication"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'deduplication')}"), name)

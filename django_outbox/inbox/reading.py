@@ -6,12 +6,13 @@ from collections.abc import Callable
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
+from django_outbox.brokers.consumer import Consumer, Incoming, Refused, StoringOptions, Unavailable
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.deployment import close_after_error
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import InboxState, name_consumer
-from django_outbox.inbox.storing import InboxTally, Stored, Storing
+from django_outbox.inbox.storing import InboxTally, Received, Storing
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle
@@ -31,7 +32,8 @@ class Reader:
         self._limits = state.limits
         self._name = name_consumer(consumer.alias)
         self._database = state.database_subject
-        self._storing = Storing(consumer, state.using)
+        self._storing = Storing(StoringOptions.of(consumer), state.using)
+        self._models = [OutboxMessage, HandledMessage] if consumer.remember else [OutboxMessage]
         self._counts = Throttle(min_interval=self._limits.backlog_interval)
         self._is_backlog_too_large = False
         self._is_open = False
@@ -84,20 +86,20 @@ class Reader:
         tally = InboxTally()
         self._state.begin()
         try:
-            stored = self._store(batch)
+            received = self._store(batch)
             # Messages that were given back are received again, and recognized.
-            if stored is not None and self._is_open:
-                self._consumer.settle(batch, stored.rejected)
-                tally = stored.tally
-                if tally.stored and not stored.rejected:
+            if received is not None and self._is_open:
+                self._consumer.settle(batch, {each.message.tag for each in received.rejected})
+                tally = InboxTally.count(received)
+                if tally.stored and not tally.rejected:
                     # The broker may refuse the settlement later. Messages that then come again are no progress.
                     self._failed_attempts = 0
         finally:
             self._state.end(self._consumer.alias, tally)
 
-    def _store(self, batch: list[Incoming]) -> Stored | None:
+    def _store(self, batch: list[Incoming]) -> Received | None:
         """Store a batch; return None if the inbox stops before that was possible."""
-        found: list[Stored] = []
+        found: list[Received] = []
         self._use_database(lambda: found.append(self._storing.store(batch)))
         return found[0] if found else None
 
@@ -113,7 +115,7 @@ class Reader:
             try:
                 work()
             except (DatabaseError, InterfaceError) as error:
-                reason = close_after_error(connections[self._state.using], error, self._storing.models)
+                reason = close_after_error(connections[self._state.using], error, self._models)
                 failures += 1
                 if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error

@@ -398,12 +398,12 @@ class Store(ClaimQueries):
         return inserted
 
     @abc.abstractmethod
-    def insert_rows(self, rows: Sequence[NewRow]) -> int:
+    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
         """Insert messages that are due now in their order, except messages that are in the table for their publisher.
 
         It costs Python a tenth of what Django's `bulk_create` does. There must be at least one row, and no more than
-        one statement can hold. Return the number of inserted messages; on MySQL and MariaDB, a row that is met only by
-        the INSERT counts too.
+        one statement can hold. Return the `message_id` of each inserted row; on MySQL and MariaDB, a row that is met
+        only by the INSERT counts too.
         """
 
     def begin(self, max_seconds: float, *, transactional: bool = False) -> None:

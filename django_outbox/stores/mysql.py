@@ -492,7 +492,7 @@ class MySQLStore(LockingStore):
         # Django's connections report a duplicate as a changed row.
         return len(messages)
 
-    def insert_rows(self, rows: Sequence[NewRow]) -> int:
+    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
         if self.looks_before_insert:
             ids = [row["message_id"] for row in rows]
             found = self.fetch(FIND_MESSAGES.format(ids=", ".join(["%s"] * len(ids))), ids)
@@ -509,7 +509,7 @@ class MySQLStore(LockingStore):
                 values += (row["message_id"], row["type"], row["topic"], row["key"], row["partition"])
                 values += (row["partition"] > 0, row["payload"], row["headers"], row["occurred_at"], row["publisher"])
             self.execute(INSERT_ROWS.format(rows=", ".join([NEW_ROW] * len(rows))), values)
-        return len(rows)
+        return [row["message_id"] for row in rows]
 
     def _add_key_locks_apart(self) -> None:
         """Add the rows in a short transaction that holds no other lock."""

@@ -291,6 +291,7 @@ FROM json_to_recordset(%s::json) AS new(
     publisher text, occurred_at timestamptz, streamed boolean
 )
 ON CONFLICT (message_id, publisher) DO NOTHING
+RETURNING message_id
 """
 
 
@@ -543,8 +544,13 @@ class PostgreSQLStore(LockingStore):
         ((value, greatest),) = self.fetch(FIND_VALUES.replace("{sequence}", sequence))
         return (value, greatest) if value < (greatest or 0) else None
 
-    def insert_rows(self, rows: Sequence[NewRow]) -> int:
-        return self.execute(INSERT_ROWS, [json.dumps(rows)])
+    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
+        with self.connection.cursor() as session:
+            session.execute(self._named(INSERT_ROWS), [json.dumps(rows)])
+            # Usually all of them are new, and reading their IDs takes time.
+            if session.rowcount == len(rows):
+                return [row["message_id"] for row in rows]
+            return [id.hex for (id,) in session.fetchall()]
 
     def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
         rows = self.fetch(PURGE, [older_than, *(after or (EARLIEST, 0)), limit])

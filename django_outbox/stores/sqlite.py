@@ -192,6 +192,7 @@ SELECT json_extract(value, '$.message_id'), json_extract(value, '$.type'), json_
 FROM json_each(%s)
 WHERE true
 ON CONFLICT DO NOTHING
+RETURNING message_id
 """
 
 PURGE = f"""
@@ -398,8 +399,8 @@ class SQLiteStore(Store):
     def lock_keys(self, keys: Collection[str]) -> None:
         """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""
 
-    def insert_rows(self, rows: Sequence[NewRow]) -> int:
-        return self.execute(INSERT_ROWS, [json.dumps(rows)])
+    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
+        return [id for (id,) in self.fetch(INSERT_ROWS, [json.dumps(rows)])]
 
     def purge(self, older_than: float, limit: int, after: None) -> Purged:
         # Deleted messages leave no index entries behind, so there is no better place to begin than the start.

@@ -14,12 +14,11 @@ from django_outbox.brokers import Incoming
 from django_outbox.brokers.consumer import INVALID
 from django_outbox.brokers.kafka import encoding as kafka
 from django_outbox.brokers.nats import encoding as nats
-from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 from django_outbox.brokers.rabbitmq import encoding as rabbitmq
 from django_outbox.brokers.rabbitmq.wire import Delivered
 from django_outbox.brokers.redis import encoding as redis
 from django_outbox.brokers.redis.encoding import StreamEntry
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox import receive
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY
@@ -131,8 +130,8 @@ READERS: list[Callable[[bytes, dict[str, str]], Incoming]] = [from_kafka, from_n
 def test_whatever_arrives_is_stored_or_rejected(read, contents, invalid):
     OutboxMessage.objects.all().delete()
     batch = [read(*content)._replace(tag=tag) for tag, content in enumerate(contents, 1)]
-    options: Any = {"publisher": "default", "invalid": invalid, "id_source": "header:x"}
     with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY}}):
-        result = Storing(RabbitMQConsumer("billing", url="amqp://h", queue="q", **options), "default").store(batch)
-    assert result.tally.stored + result.tally.known + len(result.rejected) == len(batch)
-    assert OutboxMessage.objects.count() == result.tally.stored
+        received = receive(batch, "billing", publisher="default", invalid=invalid, id_source="header:x")
+    new = len(received.stored) + len(received.failed)
+    assert new + len(received.known) + len(received.rejected) == len(batch)
+    assert OutboxMessage.objects.count() == new

@@ -14,10 +14,9 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox import receive
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.models import StreamPosition
 from django_outbox.retention.purge import purge
@@ -217,7 +216,6 @@ def test_processed_messages_are_deleted_however_long_that_takes(using: str):
 
 @pytest.mark.parametrize("using", LOCKING)
 def test_incoming_messages_are_stored_however_long_that_takes(using: str):
-    consumer = RabbitMQConsumer("billing", url="amqp://localhost", queue="q", publisher="default")
     batch = [Incoming(tag=n, body=b"1", headers={}, type="t", message_id=str(uuid.uuid4())) for n in range(2)]
     with slow(using, "INSERT"), limited(using), another_alias(using) as limited_one:
-        assert Storing(consumer, limited_one).store(batch).tally.stored == 2
+        assert len(receive(batch, "billing", publisher="default", using=limited_one).stored) == 2

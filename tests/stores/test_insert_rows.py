@@ -1,14 +1,17 @@
 """`insert_rows` writes what Django's own INSERT would, and leaves out what is in the table."""
 
 import datetime
+import json
 import uuid
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connections, transaction
 
 from django_outbox import enqueue
-from django_outbox.inbox.storing import Content
+from django_outbox.enqueueing.new_message import NewMessage
+from django_outbox.enqueueing.writing import new_row
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
@@ -22,14 +25,16 @@ COLUMNS = (
 )
 
 
-def content(payload: Any = 1, **values: Any) -> Content:
-    return Content(**{"message_id": uuid.uuid4(), "type": "t", "publisher": "default", "payload": payload, **values})
+def content(payload: Any = 1, **values: Any) -> NewMessage:
+    fields = {"message_id": uuid.uuid4(), "type": "t", "publisher": "default", "text": json.dumps(payload), **values}
+    return NewMessage(payload=payload, **fields)
 
 
-def insert(using: str, *contents: Content) -> None:
+def insert(using: str, *messages: NewMessage) -> list[str]:
+    """Insert messages, and return the IDs of the new ones."""
     store = get_store(connections[using])
     with transaction.atomic(using=using):
-        store.insert_rows([each.to_row(store) for each in contents])
+        return store.insert_rows([new_row(each, each.text, store) for each in messages])
 
 
 def columns(using: str, message_id: uuid.UUID) -> tuple[Any, ...]:
@@ -62,7 +67,8 @@ def test_a_row_is_the_same_as_that_of_django(using: str, payload: Any):
     first = content(payload, key="café-%s", topic="a'b", headers={"h": payload})
     second = content(payload, key="café-%s", topic="a'b", headers={"h": payload})
     insert(using, first)
-    OutboxMessage.objects.using(using).bulk_create([second.to_model()])
+    fields = {name: value for name, value in asdict(second).items() if name not in ("text", "occurred_at")}
+    OutboxMessage.objects.using(using).create(**fields)
     assert columns(using, first.message_id) == columns(using, second.message_id)
 
 
@@ -80,7 +86,9 @@ def test_a_message_is_due_now_and_keeps_its_time(using: str):
 def test_known_messages_and_repeated_ones_are_left_out_and_the_order_is_kept(using: str):
     known, new, last = content(1), content(2), content(3)
     insert(using, known)
-    insert(using, content(9, message_id=known.message_id), new, content(9, message_id=new.message_id), last)
+    repeated = content(9, message_id=new.message_id)
+    inserted = insert(using, content(9, message_id=known.message_id), new, repeated, last)
+    assert sorted(inserted) == sorted([new.message_id.hex, last.message_id.hex])
     assert list(OutboxMessage.objects.using(using).order_by("id").values_list("payload", flat=True)) == [1, 2, 3]
 
 

@@ -1,0 +1,170 @@
+"""`receive`: a project that reads a broker by itself stores its messages as `run_inbox` does."""
+
+import datetime
+import uuid
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.db import DatabaseError, connections, transaction
+from django.test import override_settings
+
+from django_outbox.brokers import Incoming
+from django_outbox.exceptions import InvalidMessage, TransactionForbidden
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
+from django_outbox.inbox import Received, receive
+from django_outbox.messages import INVALID_TYPE
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.inbox.conftest import MEMORY, payloads, read_all, stored
+from tests.support.effects import HANDLERS
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+
+@pytest.fixture(autouse=True)
+def outbox():
+    """The publisher that `receive` stores messages for by default."""
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS}}):
+        yield
+
+
+def incoming(tag: int, body: bytes = b"1", **fields: Any) -> Incoming:
+    return Incoming(tag, body, **{"message_id": f"m{tag}", "type": "order.created", **fields})
+
+
+def tags(messages: list[Incoming]) -> list[int]:
+    return [message.tag for message in messages]
+
+
+def test_each_message_of_a_batch_is_in_one_list_of_the_result(using):
+    receive([incoming(0), incoming(1, b"{")], consumer="billing", using=using)
+    batch = [
+        incoming(0),
+        incoming(1, b"{"),
+        incoming(2, b"2", key="order-7"),
+        incoming(3, b"["),
+        incoming(4, b"2", message_id="m2"),
+        incoming(5, b"[", message_id="m3"),
+        incoming(6, b"6"),
+    ]
+    received = receive(batch, consumer="billing", using=using)
+    assert (tags(received.stored), tags(received.failed), tags(received.known)) == ([2, 6], [3], [0, 1, 4, 5])
+    assert (received.dropped, received.rejected) == ([], [])
+    assert [(each.type, each.payload) for each in stored(using) if each.status is Status.PENDING] == [
+        ("order.created", 1),
+        ("order.created", 2),
+        ("order.created", 6),
+    ]
+    assert OutboxMessage.objects.using(using).failed().filter(type=INVALID_TYPE).count() == 2
+
+
+def test_rejected_messages_come_with_the_reason():
+    received = receive([incoming(1, b"{"), incoming(2)], consumer="billing", invalid="reject")
+    ((message, reason, is_invalid),) = received.rejected
+    assert (message.tag, is_invalid) == (1, True)
+    assert reason.startswith("its body is not JSON")
+    assert tags(received.stored) == [2]
+
+
+@pytest.mark.parametrize("option", ["drop", "reject"])
+def test_messages_of_unknown_types_are_dropped_or_rejected(option):
+    with registry.scratch():
+        handler("order.paid")(print)
+        batch = [incoming(1), incoming(2, headers={"kind": b"order.paid"})]
+        received = receive(batch, consumer="billing", unknown_types=option, type_header="kind")
+    assert tags(received.stored) == [2]
+    assert tags(received.dropped) == ([1] if option == "drop" else [])
+    rejected = [(each.message.tag, each.is_invalid) for each in received.rejected]
+    assert rejected == ([(1, False)] if option == "reject" else [])
+
+
+def test_an_empty_batch_is_stored():
+    assert receive([], consumer="billing") == Received()
+
+
+def test_it_knows_the_messages_that_run_inbox_has_stored(source, make_inbox):
+    source.send(1, message_id="order-7")
+    read_all(make_inbox(), source)
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": HANDLERS}}):
+        batch = [incoming(1, message_id="order-7", topic=source.name)]
+        assert tags(receive(batch, consumer="billing", publisher="default").known) == [1]
+        assert tags(receive(batch, consumer="shipping", publisher="default").stored) == [1]
+
+
+def test_remembered_messages_are_known_after_their_rows_were_deleted(using):
+    receive([incoming(1)], consumer="billing", remember=True, using=using)
+    OutboxMessage.objects.using(using).all().delete()
+    received = receive([incoming(1), incoming(2)], consumer="billing", remember=True, using=using)
+    assert (tags(received.known), tags(received.stored)) == ([1], [2])
+
+
+def test_the_batch_is_committed_when_the_call_returns(using):
+    with transaction.atomic(using=using), pytest.raises(TransactionForbidden, match="messages that were acknowledged"):
+        receive([incoming(1)], consumer="billing", using=using)
+    assert payloads(using) == []
+
+
+@pytest.mark.django_db(databases=["default"])
+def test_the_transaction_of_a_test_case_does_not_count():
+    assert tags(receive([incoming(1)], consumer="billing").stored) == [1]
+
+
+def test_it_refuses_async_code():
+    async def call() -> None:
+        receive([incoming(1)], consumer="billing")
+
+    with pytest.raises(SynchronousOnlyOperation, match="sync_to_async"):
+        async_to_sync(call)()
+
+
+def test_a_lost_connection_is_opened_again_by_the_next_call():
+    connection = connections["postgresql"]
+    receive([incoming(1)], consumer="billing", using="postgresql")
+    connection.connection.close()
+    with pytest.raises(DatabaseError):
+        receive([incoming(2)], consumer="billing", using="postgresql")
+    assert tags(receive([incoming(2)], consumer="billing", using="postgresql").stored) == [2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        ([incoming(1), {"body": b"1"}], "messages[1]: must be a django_outbox.brokers.Incoming, not dict"),
+        ([incoming(1, "1")], "messages[0].body: must be bytes, not str. Pass body.encode()."),  # type: ignore[arg-type]
+        ([incoming(1, message_id=uuid.uuid4())], "messages[0].message_id: must be a string, not UUID."),
+        ([incoming(1, key=None)], "messages[0].key: must be a string, not NoneType. If there is none, leave it out."),
+        ([incoming(1, headers=None)], "messages[0].headers: must be a dict, not NoneType."),
+        ([incoming(1, sent_at="now")], "messages[0].sent_at: must be an aware datetime, not str."),
+        (
+            [incoming(1, sent_at=datetime.datetime(2026, 1, 1))],  # noqa: DTZ001
+            "messages[0].sent_at: must be an aware datetime, not datetime. Pass datetime.fromtimestamp",
+        ),
+        ([incoming(1)] * 10_001, "messages: are 10,001; the limit is 10,000. Call receive() for each part of them."),
+    ],
+    ids=["class", "body", "message_id", "key", "headers", "text", "naive", "many"],
+)
+def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_remedy(batch, error):
+    with pytest.raises(InvalidMessage) as raised:
+        receive(batch, consumer="billing")
+    assert error in str(raised.value)
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"publisher": "missing"}, "publisher is 'missing', which is not in OUTBOX['PUBLISHERS']; it must be one of"),
+        ({"invalid": "drop"}, "invalid is 'drop'; it must be"),
+        ({"id_source": "header:"}, "id_source is 'header:'; it must be 'message_id', 'position', 'body'"),
+        ({"remember": 1}, "remember is 1; it must be"),
+        ({"consumer": ""}, "consumer: is ''; it must be a string of 1 to 50 printable characters"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_wrong_option_is_an_error_that_names_the_option_and_the_remedy(options, error):
+    with pytest.raises((ImproperlyConfigured, InvalidMessage)) as raised:
+        receive([incoming(1)], **{"consumer": "billing", **options})
+    assert error in str(raised.value)

@@ -1,0 +1,246 @@
+"""The examples of the guide about `receive`, each with its real library: FastStream, kombu, and Lambda's runtime."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+from kombu import Connection
+
+from django_outbox.brokers.aws import SQSPublisher
+from django_outbox.models import OutboxMessage
+from django_outbox.threads import Threads, own_connection
+from tests.conftest import ALIASES
+from tests.inbox.conftest import MEMORY, stored
+from tests.inbox.sources.rabbitmq import RabbitMQSource
+from tests.publishers.subjects.base import unique_name
+from tests.support.aws.server import CREDENTIALS, REGION, client, endpoint_url
+from tests.support.claimed import make_message
+from tests.support.effects import HANDLERS
+from tests.support.project_files import ROOT
+from tests.support.scripts import StartProcess
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+GUIDE = (ROOT / "docs" / "how-to" / "receive.md").read_text()
+BROKER, QUEUE = "amqp://guest:guest@localhost:5672/%2F", '"billing"'
+
+
+@pytest.fixture(autouse=True)
+def outbox() -> Iterator[None]:
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS}}):
+        yield
+
+
+def read_example(file: str) -> str:
+    found = re.search(
+        rf"^```\{{code-block\}} python\n:caption: {re.escape(file)}\n\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL
+    )
+    assert found, file
+    return found[1]
+
+
+def run_example(file: str, source: RabbitMQSource) -> dict[str, Any]:
+    """Run the file of the guide, with the test's broker and queue, and return its names."""
+    names: dict[str, Any] = {"__name__": "example"}
+    code = read_example(file)
+    # The name of the consumer remains.
+    for name in (f"Queue({QUEUE}", BROKER):
+        assert name in code
+    code = code.replace(f"Queue({QUEUE}", f"Queue({source.name!r}").replace(BROKER, settings.AMQP_URL)
+    exec(compile(code, file, "exec"), names)
+    return names
+
+
+def send_to(source: RabbitMQSource) -> list[str]:
+    """Send two orders, one of them twice, and a message that is not JSON; return the IDs of the orders."""
+    properties = {"content_encoding": "utf-8"}
+    ids = source.send({"id": 7}, key="order-7", headers={"tenant": "acme"}, properties=properties)
+    source.send({"id": 7}, message_id=ids[0])
+    source.send(raw=b"{")
+    return ids + source.send({"id": 8})
+
+
+def check_stored(source: RabbitMQSource, ids: list[str]) -> None:
+    first, last = OutboxMessage.objects.pending().order_by("id")
+    assert [str(first.message_id), str(last.message_id)] == ids
+    assert (first.type, first.topic, first.key, first.payload) == ("order.created", source.name, "order-7", {"id": 7})
+    assert first.headers == {"tenant": "acme"}
+    (failed,) = OutboxMessage.objects.failed()
+    assert failed.payload["body"] == "{"
+    assert source.unsettled() == 0
+
+
+def test_faststream_stores_what_it_reads(source):
+    pytest.importorskip("faststream.rabbit", reason="faststream[rabbit] is not installed")
+    broker = run_example("shop/broker.py", source)["broker"]
+    ids = send_to(source)
+
+    async def read() -> None:
+        async with broker:
+            await broker.start()
+            for _ in range(600):
+                if len(await sync_to_async(stored)("default")) == 3 and source.unsettled() == 0:
+                    break
+                await asyncio.sleep(0.05)
+        await sync_to_async(connections.close_all)()
+
+    asyncio.run(read())
+    check_stored(source, ids)
+
+
+@contextmanager
+def running_kombu(source: RabbitMQSource) -> Iterator[None]:
+    example = run_example("shop/management/commands/read_billing.py", source)
+    threads = Threads()
+    with Connection(settings.AMQP_URL) as connection:
+        billing = example["Billing"](connection)
+
+        def run() -> None:
+            with own_connection("default"):
+                billing.run()
+
+        threads.start(run, name="kombu")
+        try:
+            yield
+        finally:
+            billing.should_stop = True
+            assert threads.wait(30), "kombu did not stop"
+    assert not threads.errors
+
+
+def test_kombu_stores_what_it_reads(source):
+    ids = send_to(source)
+    with running_kombu(source):
+        eventually(lambda: len(stored("default")) == 3, "the messages are stored")
+        eventually(lambda: source.unsettled() == 0, "they are acknowledged")
+    check_stored(source, ids)
+
+
+def test_kombu_moves_rejected_messages_to_the_dead_letters(source):
+    too_large = b"1" * 2 * 1024 * 1024
+    source.send(raw=too_large)
+    with running_kombu(source):
+        (dead,) = eventually(source.take_dead, "the message is a dead letter")
+    assert len(dead.body) == len(too_large)
+
+
+@contextmanager
+def runtime_api(event: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Stand for Lambda: pass an event to the runtime, and yield the address, and the list of what it returned.
+
+    https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html
+    """
+    returned: list[Any] = []
+    is_over = threading.Event()
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if returned:
+                is_over.wait(60)
+                return
+            body = json.dumps(event).encode()
+            self.send_response(200)
+            self.send_header("Lambda-Runtime-Aws-Request-Id", "7")
+            self.send_header("Lambda-Runtime-Deadline-Ms", "9999999999999")
+            self.send_header("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:eu-central-1:1:function:billing")
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            returned.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(202)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", returned
+        finally:
+            is_over.set()
+            server.shutdown()
+            thread.join()
+
+
+RUN_LAMBDA = """
+import os, sys
+from tests import settings
+name, os.environ["AWS_LAMBDA_RUNTIME_API"] = sys.argv[1:]
+settings.DATABASES["default"]["NAME"] = name
+settings.OUTBOX = {
+    "PUBLISHERS": {
+        "default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"},
+        "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
+    },
+    "MAX_PAYLOAD_BYTES": 1000,
+}
+from awslambdaric.__main__ import main
+main([sys.argv[0], "lambda_function.handler"])
+"""
+"""The arguments are the name of the database, and the address of Lambda's runtime API."""
+
+
+def as_record(received: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of SQS as Lambda passes it: https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html."""
+    attributes = received.get("MessageAttributes", {})
+    return {
+        "messageId": received["MessageId"],
+        "receiptHandle": received["ReceiptHandle"],
+        "body": received["Body"],
+        "attributes": {"ApproximateReceiveCount": "1"},
+        "messageAttributes": {
+            name: {"stringValue": each["StringValue"], "dataType": each["DataType"]}
+            for name, each in attributes.items()
+        },
+        "eventSource": "aws:sqs",
+        "awsRegion": REGION,
+    }
+
+
+def test_a_lambda_function_stores_a_batch_and_returns_the_rejected_messages(start: StartProcess, tmp_path: Path):
+    pytest.importorskip("awslambdaric", reason="awslambdaric is not installed")
+    sqs = client("sqs")
+    url = str(sqs.create_queue(QueueName=unique_name())["QueueUrl"])
+    order = make_message("", b'{"id": 7}', key="order-7")
+    with closing(
+        SQSPublisher("default", queue_url=url, region=REGION, endpoint_url=endpoint_url(), session=CREDENTIALS)
+    ) as publisher:
+        publisher.publish([order, order])
+    sqs.send_message(QueueUrl=url, MessageBody="{")
+    large = sqs.send_message(QueueUrl=url, MessageBody=str([1] * 2000))["MessageId"]
+    records: list[dict[str, Any]] = []
+
+    def receive_all() -> bool:
+        found = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"])
+        records.extend(map(as_record, found.get("Messages", [])))
+        return len(records) == 4
+
+    eventually(receive_all, "the messages are received")
+    (tmp_path / "lambda_function.py").write_text(read_example("shop/lambda_function.py"))
+    with runtime_api({"Records": records}) as (address, returned):
+        start(RUN_LAMBDA, str(connections["default"].settings_dict["NAME"]), address)
+        eventually(lambda: returned, "the function has returned")
+    assert returned == [{"batchItemFailures": [{"itemIdentifier": large}]}]
+    (message,) = OutboxMessage.objects.pending()
+    assert (str(message.message_id), message.type, message.key) == (order.message_id, "order.created", "order-7")
+    assert message.payload == {"id": 7}
+    assert OutboxMessage.objects.failed().get().payload["body"] == "{"
