@@ -196,15 +196,16 @@ class Storing:
                 self._report_others(messages)
             notify_after_commit(self._store, {self._options.publisher})
         for incoming, message in entries:
-            is_failed = isinstance(message, OutboxMessage)
-            new = failed if is_failed else stored
+            new = failed if isinstance(message, OutboxMessage) else stored
             if message.message_id.hex not in new:
                 self._received.known.append(incoming)
                 continue
             # The next message with this ID is known.
             new.remove(message.message_id.hex)
-            (self._received.failed if is_failed else self._received.stored).append(incoming)
-            if is_failed:
+            if isinstance(message, NewMessage):
+                self._received.stored.append(incoming)
+            else:
+                self._received.failed.append(incoming)
                 logger.error(
                     "Consumer %(consumer)r: message %(message_id)s of type %(type)s was stored as failed: %(reason)s",
                     event="inbox.message_failed",

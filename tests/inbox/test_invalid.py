@@ -16,6 +16,7 @@ from django_outbox.brokers import Incoming
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.inbox import receive, storing
+from django_outbox.inbox.content import describe_unstorable
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
@@ -139,7 +140,7 @@ def test_a_taken_id_is_no_fault_of_a_message(invalid):
 
 
 def test_a_message_that_cannot_even_be_described_is_rejected(source, make_inbox, monkeypatch, caplog):
-    describe = storing.describe_unstorable
+    describe = describe_unstorable
 
     def crash(incoming, *others):
         if incoming.body == b"{":
