@@ -75,7 +75,7 @@ class ClockGuard:
             count=moved,
         )
 
-    def _transaction(self) -> AbstractContextManager[None]:
+    def _transaction(self) -> AbstractContextManager[object]:
         store = get_store(connections[self._using])
         return store.transaction(self._claim_timeout, transactional=False)
 

@@ -2,10 +2,11 @@
 
 from django_outbox.stores.base import Store, find_store, get_store
 from django_outbox.stores.locks import Lease
-from django_outbox.stores.rows import Claim, Failed, Held, NewRow, Purged, Retried, Settlement
+from django_outbox.stores.rows import Claim, ClaimRequest, Failed, Held, NewRow, Purged, Retried, Settlement
 
 __all__ = [
     "Claim",
+    "ClaimRequest",
     "Failed",
     "Held",
     "Lease",

@@ -20,9 +20,19 @@ from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause, StreamPosition
-from django_outbox.stores.claiming import ClaimQueries, Cursor
+from django_outbox.stores.claiming import ClaimQueries
 from django_outbox.stores.locks import Lease, lease_number, take_lease
-from django_outbox.stores.rows import Claim, Held, NewRow, Purged, Settlement, error_rows, read_messages
+from django_outbox.stores.rows import (
+    Backend,
+    Claim,
+    ClaimRequest,
+    Held,
+    NewRow,
+    Purged,
+    Settlement,
+    error_rows,
+    read_messages,
+)
 from django_outbox.stores.timeline import Piece
 from django_outbox.text import describe
 
@@ -158,35 +168,22 @@ class Store(ClaimQueries):
     # For relays.
 
     @contextmanager
-    def claim(
-        self,
-        publisher: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        max_seconds: float,
-        cursor: Cursor,
-        transactional: bool = False,
-    ) -> Iterator[Claim]:
+    def claim(self, request: ClaimRequest) -> Iterator[Claim]:
         """Lock a batch of due messages while the context is open; other relays skip it.
 
         A message that has a key is claimed together with all earlier ones of its key, or not at all. Leaving the
         context without `settle`, because of an exception or a crash, gives the whole batch back.
-
-        Args:
-            max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
-            max_seconds: seconds after which the database gives the batch back by itself if it can.
-            cursor: the position to begin at; it is advanced.
-            transactional: keep one transaction open as long as the context, on every database, and commit it as safely
-                as the project's own data: what the same connection writes until then is committed together with
-                the new states, or not at all.
         """
-        with self.transaction(max_seconds, transactional=transactional):
-            yield Claim(read_messages(cursor.read_batch(self, publisher, limit=limit, max_bytes=max_bytes)))
+        with self.transaction(request.max_seconds, transactional=request.transactional) as backend:
+            yield Claim(read_messages(request.read(self.claim_queries(request.passed))), backend=backend)
+
+    def claim_queries(self, passed: str) -> ClaimQueries:
+        """Return the queries of a claim by `ClaimRequest.passed`."""
+        return self
 
     @abc.abstractmethod
-    def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[None]:
-        """Open the transaction of a claim."""
+    def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[Backend | None]:
+        """Open the transaction of a claim; its value is `Claim.backend`."""
 
     @contextmanager
     def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
@@ -406,12 +403,13 @@ class Store(ClaimQueries):
         only by the INSERT counts too.
         """
 
-    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
-        """Prepare a transaction that has just begun; SQLite has nothing to prepare.
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> Backend | None:
+        """Prepare a transaction that has just begun, and return `Claim.backend`; SQLite has nothing to prepare.
 
         It becomes READ COMMITTED, whatever the project's default, and its time is bounded. Unless other data is written
         in it (`transactional`), its commit need not wait for the disk.
         """
+        return None
 
     def wake(self, publishers: Collection[str]) -> None:
         """Notify the relays that listen that there is work for these publishers."""
@@ -454,12 +452,10 @@ class LockingStore(Store):
     """A store that claims in a transaction: rows are locked with SKIP LOCKED until they are settled."""
 
     @contextmanager
-    def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
+    def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[Backend | None]:
         nested = self.connection.in_atomic_block
         with transaction.atomic(using=self.connection.alias):
-            if not nested:
-                self.begin(max_seconds, transactional=transactional)
-            yield
+            yield None if nested else self.begin(max_seconds, transactional=transactional)
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         settled = self.write_states(settlement, delete_processed=delete_processed)

@@ -16,7 +16,6 @@ from django_outbox.stores.claiming import (
     SLOT_BITS,
     SLOT_SIZE,
     SLOTS,
-    Cursor,
     OwnedHeads,
     Queued,
     Row,
@@ -27,7 +26,7 @@ from django_outbox.stores.claiming import (
     lock_number,
 )
 from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Claim, NewRow, Purged
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Backend, Claim, ClaimRequest, NewRow, Purged
 from django_outbox.stores.timeline import Fresh
 
 UNDELIVERED = "processed_at IS NULL AND blocks_key = 1"
@@ -285,26 +284,26 @@ class MySQLStore(LockingStore):
         return value.int >> 76 & 0xF <= 7 or not self.is_mariadb
 
     @contextmanager
-    def claim(self, publisher: str, *, cursor: Cursor, **options: Any) -> Iterator[Claim]:
-        begin = partial(super().claim, publisher, cursor=cursor, **options)
+    def claim(self, request: ClaimRequest) -> Iterator[Claim]:
+        begin = partial(super().claim, request)
         with ExitStack() as stack:
             try:
                 claim = stack.enter_context(begin())
             except _NoSlots:
-                self._add_locks(lock_number(publisher, slot) for slot in range(SLOTS))
-                cursor.undo()
+                self._add_locks(lock_number(request.publisher, slot) for slot in range(SLOTS))
+                request.cursor.undo()
                 claim = stack.enter_context(begin())
             yield claim
 
     @contextmanager
-    def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
+    def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[Backend | None]:
         limits = {} if self.connection.in_atomic_block else self._limits(max_seconds, transactional=transactional)
         if limits:
             # The session keeps the values of the project for the end.
             self._set_session({**{f"@outbox_{name}": f"@@{name}" for name in limits}, **limits})
         try:
-            with super().transaction(max_seconds, transactional=transactional):
-                yield
+            with super().transaction(max_seconds, transactional=transactional) as backend:
+                yield backend
         finally:
             if limits:
                 with suppress(DatabaseError):
@@ -345,9 +344,10 @@ class MySQLStore(LockingStore):
     def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
         return self.execute(_for_ids(sql, ids), params)
 
-    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> Backend | None:
         # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        return None
 
     def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
         sizes: list[tuple[int, int]] = []

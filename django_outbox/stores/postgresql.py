@@ -16,9 +16,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_outbox.db.errors import shows_missing_right
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
-from django_outbox.stores.claiming import SLOT_BITS, SLOT_SIZE, SPARED, OwnedHeads, Row, Span
+from django_outbox.stores.claiming import SLOT_BITS, SLOT_SIZE, SPARED, ClaimQueries, OwnedHeads, Row, Span
 from django_outbox.stores.locks import key_lock_numbers
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, NewRow, Purged
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Backend, NewRow, Purged
 from django_outbox.stores.timeline import Fresh
 
 CONFLICTS = ("40001", "40P01", "55P03")
@@ -317,14 +317,12 @@ class PostgreSQLStore(LockingStore):
     can_wake = True
     streams = True
 
-    passed = ""
-    """The snapshot up to which the streamed messages of a publisher are delivered; blank if it has no stream. A message
-    with a key, written later, may have an earlier one in the stream, and is not due."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, passed: str = "") -> None:
         super().__init__(connection)
-        self.backends = set[tuple[int, Any]]()
-        """The server processes that have had a claim: several behind a connection pooler."""
+        self._passed = passed
+
+    def claim_queries(self, passed: str) -> ClaimQueries:
+        return PostgreSQLStore(self.connection, passed)
 
     @property
     def ends_idle_transactions(self) -> bool:
@@ -378,18 +376,18 @@ class PostgreSQLStore(LockingStore):
         FROM {SETTLED}
     """
 
-    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> Backend:
         # If a crash of the server loses a settlement, the messages are only sent again, so its commit need not wait for
         # the disk. The timeout ends the transaction of a relay that hangs.
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # Not in one string: a prepared statement, which a project may configure in psycopg, cannot hold several.
         ((read_only, pid, *_),) = self.fetch(BEGIN, [milliseconds(max_seconds), transactional])
-        # A connection pooler reports another number. Without a pooler, there is a single process.
-        is_pooled = pid != self.connection.connection.info.backend_pid
-        self.backends.add((pid, self.fetch(BACKEND_START)[0] if is_pooled else None))
         if read_only:
             # Claiming keys writes nothing, so messages would be published and never settled.
             raise OperationalError("the session is read-only; a relay needs the primary server")
+        # A connection pooler reports another number. Without a pooler, there is a single process.
+        is_pooled = pid != self.connection.connection.info.backend_pid
+        return pid, self.fetch(BACKEND_START)[0] if is_pooled else None
 
     def is_taken_id(self, error: BaseException) -> bool:
         # The name of a primary key ends so, unless it was chosen.
@@ -433,7 +431,7 @@ class PostgreSQLStore(LockingStore):
     def _due(self) -> str:
         """SQL condition of the messages with a key that are due."""
         due = "available_at <= statement_timestamp()"
-        return f"({due} AND (xid IS NULL OR {visible(self.passed)}))" if self.passed else due
+        return f"({due} AND (xid IS NULL OR {visible(self._passed)}))" if self._passed else due
 
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.

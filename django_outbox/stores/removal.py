@@ -78,7 +78,7 @@ class Removal(abc.ABC):
         self.store = store
         self.connection = store.connection
 
-    def transaction(self, max_seconds: float) -> AbstractContextManager[None]:
+    def transaction(self, max_seconds: float) -> AbstractContextManager[object]:
         """Hold the locks until the end of the block, which commits. The caller's transaction is used if there is one.
 
         Args:

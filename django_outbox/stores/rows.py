@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
-from django_outbox.stores.claiming import SIZE, Row
+from django_outbox.stores.claiming import SIZE, ClaimQueries, Cursor, Row
 from django_outbox.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
@@ -52,12 +52,49 @@ class NewRow(TypedDict):
     streamed: bool
 
 
+Backend = tuple[int, Any]
+"""A process of the database server. Its number is used again, so its start is added where it may be another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What to claim of a publisher's messages, and for how long.
+
+    Args:
+        cursor: the position to begin at; it is advanced.
+        max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
+        max_seconds: seconds after which the database gives the batch back by itself if it can.
+        transactional: keep one transaction open as long as the claim, on every database, and commit it as safely as the
+            project's own data: what the same connection writes until then is committed together with the new states,
+            or not at all.
+        passed: the snapshot up to which the publisher's stream is delivered; blank if it has none. A message with a
+            key that was written later may have an earlier one in the stream, and is not due.
+    """
+
+    publisher: str
+    cursor: Cursor
+    limit: int
+    max_bytes: int
+    max_seconds: float
+    transactional: bool = False
+    passed: str = ""
+
+    def read(self, queries: ClaimQueries) -> list[Row]:
+        return self.cursor.read_batch(queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A batch that is locked for this relay; `mark` is what its store or source needs to know of it."""
+    """A batch that is locked for this relay.
+
+    Args:
+        mark: what its store or source needs to know of it.
+        backend: the process of the server that runs its transaction, if that may change unnoticed.
+    """
 
     messages: list[Message | Unreadable]
     mark: Any = None
+    backend: Backend | None = None
 
 
 class Failed(NamedTuple):

@@ -13,12 +13,13 @@ from django.db import OperationalError, transaction
 from django_outbox.logs import logger
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
-from django_outbox.stores.claiming import SIZE, Cursor, OwnedHeads, Queued, Row, Span, choose, lock_number
+from django_outbox.stores.claiming import SIZE, OwnedHeads, Queued, Row, Span, choose, lock_number
 from django_outbox.stores.clock import boot_time
 from django_outbox.stores.locks import FIRST_PARTITION
 from django_outbox.stores.rows import (
     MAX_HISTORY_ERROR_LENGTH,
     Claim,
+    ClaimRequest,
     Held,
     NewRow,
     Purged,
@@ -269,21 +270,18 @@ class SQLiteStore(Store):
         return "" if self.connection.features.can_return_columns_from_insert else "RETURNING"
 
     @contextmanager
-    def claim(
-        self, publisher: str, *, cursor: Cursor, max_seconds: float, transactional: bool = False, **limits: Any
-    ) -> Iterator[Claim]:
-        ((pending,),) = self.fetch(PENDING, [publisher])
+    def claim(self, request: ClaimRequest) -> Iterator[Claim]:
+        ((pending,),) = self.fetch(PENDING, [request.publisher])
         if not pending:
             # Without a write transaction, which would wait for another one.
-            cursor.mark_exhausted()
+            request.cursor.mark_exhausted()
             yield Claim([])
             return
-        if transactional:
-            claiming = super().claim(publisher, cursor=cursor, max_seconds=max_seconds, transactional=True, **limits)
-            with claiming as claim:
+        if request.transactional:
+            with super().claim(request) as claim:
                 yield claim
             return
-        claim = self._lease(publisher, max_seconds, partial(cursor.read_batch, self, publisher, **limits))
+        claim = self._lease(request)
         try:
             yield claim
         finally:
@@ -413,10 +411,11 @@ class SQLiteStore(Store):
             self.execute(FORGET_LEASES)
             yield
 
-    def _lease(self, publisher: str, max_seconds: float, read: Callable[[], list[Row]]) -> Claim:
+    def _lease(self, request: ClaimRequest) -> Claim:
+        publisher, max_seconds = request.publisher, request.max_seconds
         end = boot_time() + max_seconds
         with self.transaction(max_seconds, transactional=False):
-            rows = read()
+            rows = request.read(self)
             if not rows:
                 return Claim([])
             due = {row[0]: row[SIZE + 1] for row in rows}

@@ -22,7 +22,7 @@ from django_outbox.stores.claiming import Cursor, TimeCursor
 from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
-from tests.support.messages import Clock
+from tests.support.messages import Clock, claim
 from tests.support.publishers import Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -67,12 +67,10 @@ class TestPosition:
 @pytest.mark.usefixtures("expensive_sweeps")
 class TestLateMessages:
     def claim(self, using: str, cursor: Cursor) -> list[str]:
-        with get_store(connections[using]).claim(
-            "default", limit=10, max_bytes=10**6, max_seconds=60, cursor=cursor
-        ) as claim:
-            found = [json.loads(message.payload) for message in claim.messages if isinstance(message, Message)]
+        with claim(using, cursor=cursor, limit=10) as batch:
+            found = [json.loads(message.payload) for message in batch.messages if isinstance(message, Message)]
             get_store(connections[using]).settle(
-                claim, Settlement(processed=[message.id for message in claim.messages]), delete_processed=False
+                batch, Settlement(processed=[message.id for message in batch.messages]), delete_processed=False
             )
         return found
 

@@ -18,7 +18,7 @@ from django_outbox.stores.claiming import SIZE, ClaimQueries, Cursor, OwnedHeads
 from django_outbox.stores.timeline import OVERLAP, Fresh, Piece, Timeline
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
-from tests.support.messages import Clock, claimed_ids, put, settle, store_of
+from tests.support.messages import Clock, claim, claimed_ids, put, settle
 from tests.support.publishers import Script
 
 WAITING = 300
@@ -297,7 +297,7 @@ class TestWhatWaits:
         wait_for_nothing(using, cursor)
         for number in range(5):
             (id,) = put(1, using, key=f"another {number}")
-            with store_of(using).claim("default", limit=1000, max_bytes=10**9, max_seconds=60, cursor=cursor) as batch:
+            with claim(using, cursor=cursor) as batch:
                 assert [message.id for message in batch.messages] == [id]
                 settle(using, batch, processed=[id])
 
@@ -345,7 +345,7 @@ class TestWhatWaits:
         cursor = Cursor(clock=waiting)
         wait_for_nothing(using, cursor)
         first, second = put(2, using, key="another")
-        with store_of(using).claim("default", limit=1, max_bytes=10**9, max_seconds=60, cursor=cursor) as batch:
+        with claim(using, limit=1, cursor=cursor) as batch:
             assert [message.id for message in batch.messages] == [first]
             settle(using, batch, failed=[(first, "never")])
         assert cursor.lags
@@ -360,9 +360,7 @@ class TestWhatWaits:
             with transaction.atomic(using=other):
                 late = enqueue("t", 1, key="late", using=other).pk
                 (early,) = put(1, using, key="early")
-                with store_of(using).claim(
-                    "default", limit=10, max_bytes=10**9, max_seconds=60, cursor=cursor
-                ) as batch:
+                with claim(using, limit=10, cursor=cursor) as batch:
                     settle(using, batch, processed=[early])
             waiting.now += OVERLAP / 2
         assert claimed_ids(using, cursor=cursor) == [late]
@@ -375,7 +373,7 @@ class TestWhatWaits:
         with another_alias(using) as other:
             wait_for_nothing(other, theirs)
             (id,) = put(1, using, key="another")
-            with store_of(other).claim("default", limit=10, max_bytes=10**9, max_seconds=60, cursor=theirs) as batch:
+            with claim(other, limit=10, cursor=theirs) as batch:
                 assert [message.id for message in batch.messages] == [id]
                 # It passes the message by, and does not forget it.
                 assert [claimed_ids(using, cursor=mine) for _ in range(3)] == [[], [], []]

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_outbox import enqueue, enqueue_many
 from django_outbox.models import OutboxMessage
-from django_outbox.stores import Claim, Failed, Retried, Settlement, get_store
+from django_outbox.stores import Claim, ClaimRequest, Failed, Retried, Settlement, get_store
 from django_outbox.stores.base import Store
 from django_outbox.stores.claiming import Cursor
 
@@ -33,7 +33,7 @@ def from_the_start(**fields: Any) -> Cursor:
 
 def claim(using: str, publisher: str = "default", **bounds: Any) -> Any:
     """A claim with generous bounds, of which each may be narrowed."""
-    return store_of(using).claim(publisher, **{"cursor": from_the_start(), **GENEROUS, **bounds})
+    return store_of(using).claim(ClaimRequest(publisher, **{"cursor": from_the_start(), **GENEROUS, **bounds}))
 
 
 def store_of(using: str) -> Store:

@@ -23,7 +23,7 @@ from django_outbox.messages import Message
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement, get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.rows import read_messages
+from django_outbox.stores.rows import Backend, read_messages
 from django_outbox.stores.stream import Listing, StoredPosition, Stream
 
 LISTED = 10_000
@@ -96,8 +96,7 @@ class SnapshotSource(TableSource):
         # Another connection, or another process of the server, is another session; `_server` was found in the checked
         # one.
         self._connection: object = None
-        self._backends = set[tuple[int, Any]]()
-        self._known_backends = 1
+        self._backends = set[Backend]()
         self._session = object()
         self._checked_session: object = None
         self._server = ""
@@ -117,7 +116,7 @@ class SnapshotSource(TableSource):
         """
         if connections[self.using].connection is not self._connection:
             self._connection = connections[self.using].connection
-            self._backends, self._known_backends = set(), 1
+            self._backends = set()
             self._begin_session()
         now = time.monotonic()
         first, second = self._claim_from_stream, self._claim_from_table
@@ -160,10 +159,7 @@ class SnapshotSource(TableSource):
 
     @property
     def _store(self) -> PostgreSQLStore:
-        store = cast(PostgreSQLStore, get_store(connections[self.using]))
-        # Claims from the table leave out keys that `passed` does not cover; transactions add their server process.
-        store.passed, store.backends = self._passed, self._backends
-        return store
+        return cast(PostgreSQLStore, get_store(connections[self.using]))
 
     @property
     def _stream(self) -> Stream:
@@ -171,8 +167,8 @@ class SnapshotSource(TableSource):
 
     @contextmanager
     def _claim_from_table(self, limit: int) -> Iterator[Claim]:
-        with super().claim(limit) as claim:
-            if self._renew_session():
+        with self._claim_due(limit, self._passed) as claim:
+            if self._renew_session(claim.backend):
                 self.rewind()
                 yield Claim([])
                 return
@@ -191,8 +187,8 @@ class SnapshotSource(TableSource):
     def _open(self, limit: int) -> Iterator[Claim]:
         nested = connections[self.using].in_atomic_block
         try:
-            with self._store.transaction(self._claim_timeout, transactional=self._transactional):
-                self._renew_session()
+            with self._store.transaction(self._claim_timeout, transactional=self._transactional) as backend:
+                self._renew_session(backend)
                 stream = self._stream
                 position = self._lock(stream)
                 claim = Claim([])
@@ -253,16 +249,18 @@ class SnapshotSource(TableSource):
         self._session = object()
         self._forget()
 
-    def _renew_session(self) -> bool:
+    def _renew_session(self, backend: Backend | None) -> bool:
         """Return whether the claim has a server process that this session did not have; if so, begin a new session.
 
         A crash of the server ends all its processes. A connection pooler replaces them, and clients may not notice.
         """
-        has_new = len(self._backends) > self._known_backends
-        if has_new:
-            self._known_backends = len(self._backends)
+        if backend is None or backend in self._backends:
+            return False
+        has_other = bool(self._backends)
+        self._backends.add(backend)
+        if has_other:
             self._begin_session()
-        return has_new
+        return has_other
 
     def _forget(self) -> None:
         """Forget all snapshots: they may be of another server, or from before a crash.

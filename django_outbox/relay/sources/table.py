@@ -10,7 +10,7 @@ from django.db import connections
 from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message
 from django_outbox.relay.watchdog import DatabaseCalls
-from django_outbox.stores import Claim, Lease, Settlement, Store, get_store
+from django_outbox.stores import Claim, ClaimRequest, Lease, Settlement, Store, get_store
 from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.clock import boot_time
 
@@ -48,17 +48,7 @@ class TableSource:
 
         Leaving the context without `settle` returns the whole batch as it was.
         """
-        self._begin_claim()
-        return self._watched(
-            self._store.claim(
-                self._publisher_alias,
-                limit=limit,
-                max_bytes=self._settings.batch_bytes,
-                max_seconds=self._claim_timeout,
-                cursor=self._cursor,
-                transactional=self._transactional,
-            )
-        )
+        return self._claim_due(limit)
 
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         """Claim a message that was claimed before, if it has not changed and no other relay has it."""
@@ -142,6 +132,19 @@ class TableSource:
 
     def close(self) -> None:
         """Release what it holds, apart from the database connection."""
+
+    def _claim_due(self, limit: int, passed: str = "") -> AbstractContextManager[Claim]:
+        self._begin_claim()
+        request = ClaimRequest(
+            self._publisher_alias,
+            self._cursor,
+            limit,
+            max_bytes=self._settings.batch_bytes,
+            max_seconds=self._claim_timeout,
+            transactional=self._transactional,
+            passed=passed,
+        )
+        return self._watched(self._store.claim(request))
 
     @contextmanager
     def _watched(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:

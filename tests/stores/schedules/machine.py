@@ -36,7 +36,7 @@ from tests.stores.schedules.steps import (
     keys,
     steps,
 )
-from tests.support.messages import GENEROUS, store_of
+from tests.support.messages import claim, store_of
 
 LEASE = 3600.0
 """The claim timeout in seconds: long on the servers, and on SQLite until a schedule lets the lease expire."""
@@ -159,9 +159,8 @@ class Schedules(RuleBasedStateMachine):
 
     def claim(self, relay: Relay, limit: int) -> int:
         with self.step(f"{relay.name} claims up to {limit}:") as say:
-            bounds: Any = {**GENEROUS, "limit": limit, "max_seconds": LEASE}
             relay.source.claim(limit)  # It notes the time; the store's own claim takes the bounds.
-            relay.context = store_of(relay.alias).claim("default", cursor=relay.cursor, **bounds)
+            relay.context = claim(relay.alias, cursor=relay.cursor, limit=limit, max_seconds=LEASE)
             relay.claim = relay.context.__enter__()
             messages: list[Any] = [*relay.claim.messages]
             names = {entry.id: str(entry) for entry in self.model.entries}
