@@ -40,7 +40,7 @@ from django_outbox.monitoring.queues import (
 )
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.log import LogStream
+from django_outbox.stores.log import LogQueries
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
 
@@ -145,7 +145,7 @@ def read_status(using: str) -> Status:
             if alias in positions:
                 stream = _describe_stream(positions[alias], streamed, reports, now)
                 if alias in from_log:
-                    is_read, kept = LogStream(PostgreSQLStore(store.connection), alias).measure_reader()
+                    is_read, kept = LogQueries(PostgreSQLStore(store.connection), alias).measure_reader()
                     stream = replace(stream, log_is_read=is_read, log_kept=kept)
                 streams.append(stream)
     blocked += find_blocked_keys(using, failures, blocked, not_all_heads)

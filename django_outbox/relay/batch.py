@@ -18,7 +18,7 @@ from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Unreadable, Verdict
 from django_outbox.relay.isolation import isolate
 from django_outbox.relay.recorder import Recorder
-from django_outbox.relay.sources import TableSource
+from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Tally
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Claim, Failed, Held, Retried, Settlement
@@ -104,7 +104,7 @@ class Deliverer(abc.ABC):
     """
 
     publisher: Publisher
-    source: TableSource
+    source: Source
     settings: OutboxSettings
     dead_letters: Publisher | None = None
     paused_types: Callable[[], Set[str]] = frozenset

@@ -18,7 +18,7 @@ from django_outbox.models import RateLimit
 from django_outbox.relay.batch import BrokerDeliverer, Deliverer
 from django_outbox.relay.leased import LeasedDeliverer
 from django_outbox.relay.rate_limits import RateLimiter
-from django_outbox.relay.sources import LogSource, SnapshotSource, TableSource
+from django_outbox.relay.sources import LogFollower, Source, StreamFirst, StreamReader, TableSource
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.relay.transactional import TransactionalDeliverer
 from django_outbox.stores import get_store
@@ -59,7 +59,7 @@ class Round(NamedTuple):
 
 
 class Delivery:
-    def __init__(self, publisher: Publisher, source: TableSource, state: RelayState) -> None:
+    def __init__(self, publisher: Publisher, source: Source, state: RelayState) -> None:
         self._publisher = publisher
         self._source = source
         self._state = state
@@ -148,7 +148,7 @@ class Delivery:
         return Round(tally, outage, prepared=self._prepares, looked=True, published=published)
 
 
-def make_deliverer(publisher: Publisher, source: TableSource, state: RelayState) -> Deliverer:
+def make_deliverer(publisher: Publisher, source: Source, state: RelayState) -> Deliverer:
     """Return what delivers the batches of a publisher: through a broker, or in a transaction of the database."""
     options: dict[str, Any] = {
         "source": source,
@@ -165,7 +165,7 @@ def make_deliverer(publisher: Publisher, source: TableSource, state: RelayState)
     return LeasedDeliverer(publisher=publisher, **options)
 
 
-def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> TableSource:
+def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> Source:
     """Return a source of the messages of one publisher.
 
     On PostgreSQL it delivers from the table and from a stream, because a publisher that has none by its settings may
@@ -174,16 +174,18 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     Args:
         reads_log: whether the source may read the database's log, which takes a moment to begin.
     """
+    alias, settings = publisher.alias, state.settings
     transactional = isinstance(publisher, TransactionalPublisher)
-    options: dict[str, Any] = {"transactional": transactional, "calls": state.database_calls}
-    if not get_store(connections[state.using]).streams:
-        return TableSource(state.using, publisher.alias, state.settings, **options)
+    table = TableSource(state.using, alias, settings, transactional=transactional, calls=state.database_calls)
+    if not table.store.streams:
+        return table
     # A lease is taken of a message in the table.
     only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
-    if reads_log and publisher.alias in state.settings.from_log and not only_from_table:
-        return LogSource(state.using, publisher.alias, state.settings, wake=state.wake_ups.wake, **options)
-    options |= {"streams": publisher.alias in state.settings.streamed, "only_from_table": only_from_table}
-    return SnapshotSource(state.using, publisher.alias, state.settings, **options)
+    log = None
+    if reads_log and alias in settings.from_log and not only_from_table:
+        log = LogFollower(table, state.wake_ups.wake)
+    streams = alias in settings.streamed
+    return StreamFirst(table, StreamReader(table, streams=streams, only_from_table=only_from_table, log=log))
 
 
 def unavailable(publisher_alias: str, outage: str) -> RelayUnavailable:

@@ -17,7 +17,7 @@ from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome,
 from django_outbox.relay.batch import Batch, Decided, without_refused
 from django_outbox.relay.handling import HandlingDeliverer, TransactionLost, refresh_other_connections
 from django_outbox.relay.recorder import Recorder
-from django_outbox.relay.sources import TableSource
+from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Tally
 from django_outbox.stores import Lease
 from django_outbox.text import describe, raise_interrupt
@@ -189,7 +189,7 @@ class _Keeper:
         has_ended: whether the lease was ended with the settlement of the message.
     """
 
-    def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: TableSource) -> None:
+    def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: Source) -> None:
         self.lease = lease
         self.message = message
         self.has_ended = False

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.logs import logger
 from django_outbox.models import RateLimit
-from django_outbox.relay.sources import TableSource
+from django_outbox.relay.sources import Source
 from django_outbox.stores import get_store
 
 SLOT = 0.2
@@ -33,7 +33,7 @@ class RateLimiter:
     nothing gives back what is left, and looks for messages before it reserves again, so an idle relay writes nothing.
     """
 
-    def __init__(self, using: str, publisher_alias: str, rate: float, source: TableSource) -> None:
+    def __init__(self, using: str, publisher_alias: str, rate: float, source: Source) -> None:
         self._using = using
         self._publisher_alias = publisher_alias
         self._rate = rate

@@ -116,7 +116,7 @@ def delete_in_batches(old: "QuerySet[Any]", is_stopping: Callable[[], bool]) -> 
     return total
 
 
-def _transaction(using: str) -> AbstractContextManager[None]:
+def _transaction(using: str) -> AbstractContextManager[object]:
     """Open a transaction without the limits of the role or the server, which might cancel each batch."""
     return get_store(connections[using]).transaction(get_settings().claim_timeout, transactional=False)
 

@@ -1,4 +1,4 @@
-"""A stream that is fed by PostgreSQL's log, and the publication that relays read it through."""
+"""PostgreSQL's log as a stream's feed: its publication and its slot, and the state of what it brings."""
 
 import re
 import zlib
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django_outbox.db.snapshots import Snapshot
 from django_outbox.stores.postgresql import PostgreSQLStore, array
-from django_outbox.stores.stream import CURRENT, IS_STREAMED_BY_ID, WAITS, Stream
+from django_outbox.stores.stream import CURRENT, IS_STREAMED_BY_ID, WAITS
 
 PUBLICATION = "django_outbox"
 """The name of the publication, which `outbox_publication` creates."""
@@ -122,31 +122,35 @@ class Inspection(NamedTuple):
     waiting: Set[int]
 
 
-class LogStream(Stream):
-    """A stream with the statements that are needed to follow the log."""
+class LogQueries:
+    """The queries that are needed to follow the log for one publisher's stream."""
+
+    def __init__(self, store: PostgreSQLStore, publisher: str) -> None:
+        self._store = store
+        self._publisher = publisher
 
     def inspect(self, ids: Sequence[int]) -> Inspection:
         """Inspect the database and the messages with these ids."""
-        ((text, own, *facts, streamed, waiting),) = self._fetch(INSPECT, [self._publisher, array(ids)])
+        ((text, own, *facts, streamed, waiting),) = self._store.fetch(INSPECT, [self._publisher, array(ids)])
         lsn, timeline, published = facts
         visible = Snapshot.read(text, own)
         return Inspection(visible, lsn, timeline, published or "", frozenset(streamed), frozenset(waiting))
 
     def has_reader(self, slot: str) -> bool:
         """Return whether a relay reads the log through this slot, or is about to."""
-        return bool(self._fetch(HAS_READER, [slot])[0][0])
+        return bool(self._store.fetch(HAS_READER, [slot])[0][0])
 
     def find_table(self) -> tuple[int, str]:
         """Return the OID of the table of messages, and the name of the slot of this publisher's log.
 
         The whole server has one name space for slots.
         """
-        ((oid, database),) = self._fetch(FIND_TABLE)
+        ((oid, database),) = self._store.fetch(FIND_TABLE)
         number = zlib.crc32(f"{database} {oid} {self._publisher}".encode())
         return oid, f"outbox_{re.sub('[^a-z0-9_]', '_', self._publisher.lower())[:40]}_{number:08x}"
 
     def measure_reader(self) -> tuple[bool | None, int | None]:
         """Return whether a relay reads the log, and how many bytes of it the server keeps for it; None if unknown."""
         _, slot = self.find_table()
-        ((is_read, kept),) = self._fetch(READER, [slot])
+        ((is_read, kept),) = self._store.fetch(READER, [slot])
         return is_read, kept

@@ -313,8 +313,8 @@ class Stream:
         Args:
             address: where its row was last; it is searched if it has moved.
         """
-        rows = self._fetch(LOCK, [self._publisher, address]) if address else []
-        rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher])
+        rows = self._store.fetch(LOCK, [self._publisher, address]) if address else []
+        rows = rows or self._store.fetch(FIND_AND_LOCK, [self._publisher])
         return StoredPosition(*rows[0]) if rows else None
 
     def create(self) -> None:
@@ -324,12 +324,12 @@ class Stream:
 
     def find_position(self) -> StoredPosition | None:
         """Return the position; None if there is no stream."""
-        rows = self._fetch(POSITION, [self._publisher])
+        rows = self._store.fetch(POSITION, [self._publisher])
         return StoredPosition(*rows[0]) if rows else None
 
     def has_messages(self) -> bool:
         """Return whether there are streamed messages, delivered or not."""
-        return bool(self._fetch(FIND_MESSAGE, [self._publisher]))
+        return bool(self._store.fetch(FIND_MESSAGE, [self._publisher]))
 
     def list_new(self, position: StoredPosition, limit: int) -> Listing:
         """List at most `limit` messages from a position on.
@@ -341,12 +341,12 @@ class Stream:
         page, ids = self._list_all(position, limit + 1)
         if len(ids) <= limit:
             return Listing(position, page, ids, complete=True)
-        ((start,),) = self._fetch(FIND_START, [self._publisher, str(Snapshot.read(position.passed).end), page])
+        ((start,),) = self._store.fetch(FIND_START, [self._publisher, str(Snapshot.read(position.passed).end), page])
         return self._list_page(replace(position, page=page, page_start=start, page_end=0), limit)
 
     def _list_all(self, position: StoredPosition, limit: int) -> tuple[str, list[int]]:
         """List what is new, and the snapshot in which it is visible; any `limit` messages if there are more."""
-        ((text, own, ids),) = self._fetch(LIST_NEW, [*self._new(position, limit), limit])
+        ((text, own, ids),) = self._store.fetch(LIST_NEW, [*self._new(position, limit), limit])
         return str(Snapshot.read(text, own)), sorted(ids)
 
     def _new(self, position: StoredPosition, limit: int) -> list[Any]:
@@ -358,7 +358,7 @@ class Stream:
         passed, after = Snapshot.read(position.passed), position.page_end + 1
         new = [max(after, position.page_start), self._publisher, str(passed.end), position.page, limit]
         late = [array(passed.running), self._publisher, after, limit, position.page]
-        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit])
+        ((ids,),) = self._store.fetch(LIST_PAGE, [*new, *late, limit])
         return Listing(position, position.page, ids, complete=len(ids) < limit)
 
     def read(self, ids: Sequence[int], *, max_bytes: int) -> list[Row]:
@@ -368,10 +368,10 @@ class Stream:
         """
         numbers, first, last = array(ids), ids[0], ids[-1]
         if last - first < DENSE * len(ids):
-            rows = self._fetch(READ_SMALL, [self._publisher, first, last, numbers, max_bytes // 2, first, last])
+            rows = self._store.fetch(READ_SMALL, [self._publisher, first, last, numbers, max_bytes // 2, first, last])
             if rows and sum(len(row[5]) + len(row[6]) for row in rows) <= max_bytes:
                 return rows
-        return self._fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
+        return self._store.fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
 
     def move(self, position: StoredPosition) -> StoredPosition:
         """Store a position, which this transaction has locked, and return it with its new address."""
@@ -384,7 +384,7 @@ class Stream:
             position.last_id,
             self._relay,
         ]
-        ((address,),) = self._fetch(MOVE, [*values, position.address, self._publisher])
+        ((address,),) = self._store.fetch(MOVE, [*values, position.address, self._publisher])
         return replace(position, address=address, copied="")
 
     def move_to_table(self, ids: Iterable[int]) -> int:
@@ -400,11 +400,11 @@ class Stream:
     def measure(self, limit: int) -> Waiting:
         """Count the messages that are not delivered, up to `limit`."""
         position = self.find_position() or StoredPosition()
-        ((number, server),) = self._fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states])
+        ((number, server),) = self._store.fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states])
         first: Sequence[int] = ()
         if position.server not in {"", server}:
             of_restored = [self._publisher, *position.of_restored, limit + 1]
-            restored = self._fetch(self._with_sequence(LIST_RESTORED, optional=True), of_restored)
+            restored = self._store.fetch(self._with_sequence(LIST_RESTORED, optional=True), of_restored)
             number, first = len(restored), restored[0] if restored else ()
         elif number:
             first = self._list_page(position, 1).ids if position.page else self._list_all(position, 1)[1]
@@ -427,7 +427,7 @@ class Stream:
             return Purged(0, None)
         old_ones = OLD.replace("{visible}", visible(position.passed))
         end = Snapshot.read(position.passed).end
-        rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
+        rows = self._store.fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
         old = [id for id, _, is_old in rows if is_old]
         kept = {*old} if archive else find_linked(self._store.connection.alias, old)
         moved = self._store.execute(PROCESSED_TO_TABLE, [array(kept)]) if kept else 0
@@ -439,7 +439,7 @@ class Stream:
 
     def find_server(self) -> str:
         """Return the identifier of the server, which numbers the transactions."""
-        return str(self._fetch(FIND_SERVER)[0][0])
+        return str(self._store.fetch(FIND_SERVER)[0][0])
 
     def settle_in_table(self, position: StoredPosition, limit: int) -> tuple[int, int, int]:
         """Give streamed messages the state in the table that the position has given them.
@@ -456,12 +456,9 @@ class Stream:
 
     def _with_sequence(self, sql: str, *, optional: bool = False) -> str:
         """Name the sequence of ids, or none if there is none; with `optional`, neither if this role may not read it."""
-        ((name, may_read),) = self._fetch(FIND_SEQUENCE)
+        ((name, may_read),) = self._store.fetch(FIND_SEQUENCE)
         is_used = name and (may_read or not optional)
         return sql.replace("{sequence}", name if is_used else "(SELECT 0 AS last_value) none")
-
-    def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
-        return self._store.fetch(sql, params)
 
 
 def find_oldest_transaction(store: PostgreSQLStore) -> OpenTransaction | None:

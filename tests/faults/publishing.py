@@ -45,12 +45,12 @@ class Worker(threading.local):
 worker = Worker()
 
 
-def noting(begin: Callable[..., None]) -> Callable[..., None]:
+def noting(begin: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of a store that begins a transaction, which then notes when."""
 
-    def noted(*arguments: Any, **options: Any) -> None:
+    def noted(*arguments: Any, **options: Any) -> Any:
         worker.began = time.monotonic()
-        begin(*arguments, **options)
+        return begin(*arguments, **options)
 
     return noted
 

@@ -31,7 +31,7 @@ class ListSource(TableSource):
         self.open = False
 
     @contextmanager
-    def claim(self, limit: int) -> Iterator[Claim]:
+    def claim(self, limit: int, *, passed: str = "") -> Iterator[Claim]:
         self.open = True
         yield Claim(self._messages[:limit])  # type: ignore[arg-type]
         self.open = False

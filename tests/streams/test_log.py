@@ -26,12 +26,13 @@ from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import LogSource, log, snapshot
+from django_outbox.relay.sources import log, stream
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.log import SET_UP, Inspection, LogStream
+from django_outbox.stores.log import SET_UP, Inspection, LogQueries
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
+from tests.streams.sources import new_log_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
@@ -59,7 +60,7 @@ class Worker:
     def __init__(self, using: str = LOG) -> None:
         self.using = using
         self.woken = threading.Event()
-        self.source = LogSource(using, "default", get_settings(), wake=self.wake)
+        self.source, self.log = new_log_source(using, self.wake)
         self.deliverer = BrokerDeliverer(
             publisher=ScriptedPublisher("default"), source=self.source, settings=get_settings()
         )
@@ -79,12 +80,12 @@ class Worker:
     def follow(self) -> None:
         """Deliver until messages come from the log only."""
 
-        eventually(lambda: self.deliver() == 0 and self.source.follows)
+        eventually(lambda: self.deliver() == 0 and self.log.follows)
         self.woken.clear()
 
     def opens(self) -> bool:
         """Return whether it has begun to open the log."""
-        return self.source._feed is not None
+        return self.log._feed is not None
 
     def receive(self) -> None:
         """Wait until the log has brought something."""
@@ -151,7 +152,7 @@ def test_a_message_is_the_same_wherever_it_comes_from(from_log: bool, worker: Wo
     message.refresh_from_db()
     worker.deliver_until(lambda: bool(scripted.batches))
     (found,) = scripted.batches[0]
-    assert worker.source.follows == from_log
+    assert worker.log.follows == from_log
     assert found == Message(
         message.pk,
         str(message.message_id),
@@ -192,7 +193,7 @@ def test_what_a_savepoint_or_a_transaction_rolls_back_is_not_delivered(worker: W
     worker.receive()
     assert worker.deliver() == 2
     assert scripted.published() == kept
-    assert worker.source.follows
+    assert worker.log.follows
 
 
 def test_a_transaction_that_stays_open_holds_up_no_other_and_comes_from_the_log(worker: Worker, scripted: Script):
@@ -209,7 +210,7 @@ def test_a_transaction_that_stays_open_holds_up_no_other_and_comes_from_the_log(
         worker.receive()
         assert worker.deliver() == 1
     assert scripted.published()[-1] == late
-    assert worker.source.follows
+    assert worker.log.follows
 
 
 def test_what_a_transaction_writes_that_is_open_when_the_log_begins_is_delivered(worker: Worker, scripted: Script):
@@ -219,7 +220,7 @@ def test_what_a_transaction_writes_that_is_open_when_the_log_begins_is_delivered
         worker.deliver()
         ids = put(2, LOG)
         worker.deliver_until(lambda: scripted.published() == ids)
-        assert not worker.source.follows
+        assert not worker.log.follows
         cursor.connection.commit()
     worker.follow()
     assert scripted.published() == [*ids, early]
@@ -256,7 +257,7 @@ def test_a_transaction_that_is_larger_than_a_batch_is_read_from_the_table(worker
 def test_transactions_that_do_not_fit_into_a_batch_are_in_the_next(worker: Worker, scripted: Script):
     worker.follow()
     ids = [id for _ in range(5) for id in put(1, LOG)]
-    feed = worker.source._feed
+    feed = worker.log._feed
     eventually(lambda: feed is not None and feed.arrived == 5)
     assert [worker.deliver(2) for _ in range(3)] == [2, 2, 1]
     assert scripted.published() == ids
@@ -295,7 +296,7 @@ def test_the_walsender_is_ended_and_nothing_is_lost(worker: Worker, scripted: Sc
     execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
     ids += put(2, LOG)
     worker.deliver_until(lambda: scripted.published() == ids)
-    worker.source._open_at = 0.0
+    worker.log._open_at = 0.0
     worker.follow()
     ids += put(2, LOG)
     worker.receive()
@@ -305,10 +306,10 @@ def test_the_walsender_is_ended_and_nothing_is_lost(worker: Worker, scripted: Sc
 
 def test_more_messages_than_are_kept_are_read_from_the_table(worker: Worker, scripted: Script):
     worker.follow()
-    assert worker.source._feed is not None
-    worker.source._feed._max_bytes = 3000
+    assert worker.log._feed is not None
+    worker.log._feed._max_bytes = 3000
     ids = [id for _ in range(10) for id in put(1, LOG)]
-    eventually(lambda: worker.source._feed is not None and worker.source._feed.ended)
+    eventually(lambda: worker.log._feed is not None and worker.log._feed.ended)
     worker.deliver_until(lambda: scripted.published() == ids)
 
 
@@ -319,20 +320,20 @@ def test_a_log_that_ends_during_a_claim_passes_no_message(
     """What it had brought is forgotten, and a sample that was taken before must not be added to the position."""
     monkeypatch.setattr(log, "LOOK_INTERVAL", 0.0)
     worker.follow()
-    feed = worker.source._feed
+    feed = worker.log._feed
     assert feed is not None
     ids = [id for _ in range(10) for id in put(1, LOG)]
     eventually(lambda: len(feed._waiting) == 10)
     # The first batch adds the sample of an earlier claim, and the second one takes its own.
     assert [worker.deliver(2), worker.deliver(2)] == [2, 2]
-    sample, inspect = worker.source._sample, LogStream.inspect
+    sample, inspect = worker.log._sample, LogQueries.inspect
     assert sample is not None
 
     def commit() -> None:
         ids.extend(put(1, LOG))
         connections[LOG].close()
 
-    def end_first(stream: LogStream, given: Any) -> Inspection:
+    def end_first(stream: LogQueries, given: Any) -> Inspection:
         monkeypatch.undo()
         committing = threading.Thread(target=commit)
         committing.start()
@@ -345,7 +346,7 @@ def test_a_log_that_ends_during_a_claim_passes_no_message(
         eventually(lambda: feed.ended)
         return inspect(stream, given)
 
-    monkeypatch.setattr(LogStream, "inspect", end_first)
+    monkeypatch.setattr(LogQueries, "inspect", end_first)
     worker.deliver(2)
     worker.deliver_until(lambda: len(scripted.published()) >= len(ids))
     assert scripted.published() == ids
@@ -386,7 +387,7 @@ def test_a_log_that_is_behind_is_not_waited_for(worker: Worker, scripted: Script
     time.sleep(0.3)
     ids = put(2, LOG)
     worker.deliver_until(lambda: scripted.published() == ids)
-    assert not worker.source.follows
+    assert not worker.log.follows
     monkeypatch.undo()
     worker.follow()
     assert scripted.published() == ids
@@ -404,7 +405,7 @@ def test_one_worker_reads_the_log_and_another_takes_over_when_it_ends(
     assert first.deliver() == 2
     first.source.close()
     put(2, LOG)
-    second.source._stream_at = 0.0
+    second.source.stream.next_look = 0.0
     second.deliver_until(lambda: len(scripted.published()) == 4)
     second.follow()
 
@@ -423,7 +424,7 @@ def test_a_worker_that_stands_by_delivers_if_the_other_one_does_not(
     new_worker: Callable[[], Worker], scripted: Script, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(log, "STANDBY_TIME", 0.2)
-    monkeypatch.setattr(snapshot, "STANDBY_INTERVAL", 0.0)
+    monkeypatch.setattr(stream, "STANDBY_INTERVAL", 0.0)
     first, second = new_worker(), new_worker()
     first.follow()
     ids = put(2, LOG)
@@ -481,7 +482,7 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
             publish()
     (warning,) = [record.getMessage() for record in caplog.records if "log" in record.getMessage()]
     assert remedy in warning
-    assert not worker.source.follows
+    assert not worker.log.follows
 
 
 def has_published(scripted: Script, count: int) -> bool:

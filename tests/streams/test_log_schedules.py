@@ -8,9 +8,9 @@ import pytest
 from django.test import override_settings
 from hypothesis import strategies as st
 
-from django_outbox.conf import get_settings
-from django_outbox.relay.sources import LogSource, feed, log, snapshot
+from django_outbox.relay.sources import LogFollower, StreamFirst, feed, log, stream, stream_first
 from tests.streams.conftest import LOG, execute
+from tests.streams.sources import new_log_source
 from tests.streams.test_schedules import ACTIONS, OUTBOX, RELAYS, WRITERS, Schedule, explore
 from tests.support.waiting import eventually
 
@@ -26,15 +26,18 @@ class LogSchedule(Schedule):
     claims: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
+        self.logs: dict[StreamFirst, LogFollower] = {}
         super().__init__()
         self.read_log(0)
 
-    def new_source(self) -> LogSource:
-        return LogSource(LOG, "default", get_settings(), wake=lambda names: None)
+    def new_source(self) -> StreamFirst:
+        source, log = new_log_source(LOG)
+        self.logs[source] = log
+        return source
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         super().deliver(relay, limit, outcomes)
-        self.claims["log" if self.log_source(relay).follows else "table"] += 1
+        self.claims["log" if self.log_of(relay).follows else "table"] += 1
 
     def read_log(self, relay: int) -> None:
         """Let a relay read the log; a transaction that is open would prevent it."""
@@ -44,7 +47,7 @@ class LogSchedule(Schedule):
 
         def reads() -> bool:
             self.deliver(relay, 50, [])
-            return self.log_source(relay).follows
+            return self.log_of(relay).follows
 
         eventually(reads, "the relay reads the log")
 
@@ -53,7 +56,7 @@ class LogSchedule(Schedule):
         # A commit writes out the log up to there.
         lsn = execute("SELECT (pg_logical_emit_message(true, '', '') - '0/0')::bigint")[0][0]
         for relay in RELAYS:
-            found = self.log_source(relay)._feed
+            found = self.log_of(relay)._feed
             if found is not None and found.is_live:
                 eventually(partial(self._has_brought, found, lsn), "the log brings it")
 
@@ -61,10 +64,8 @@ class LogSchedule(Schedule):
     def _has_brought(found: feed.Feed, lsn: int) -> bool:
         return bool(found.ended) or found.has_reached(lsn)
 
-    def log_source(self, relay: int) -> LogSource:
-        source = self.sources[relay]
-        assert isinstance(source, LogSource)
-        return source
+    def log_of(self, relay: int) -> LogFollower:
+        return self.logs[self.sources[relay]]
 
     def lose_log(self) -> None:
         """End the connections that read the log."""
@@ -93,9 +94,9 @@ LOG_ACTIONS = st.one_of(*[ACTIONS] * 8, *[st.tuples(st.just(LogSchedule.receive)
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
 def test_no_schedule_loses_a_message_that_the_log_brings(listed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot, "LISTED", listed)
-    monkeypatch.setattr(snapshot, "TABLE_INTERVAL", 0.0)
-    monkeypatch.setattr(snapshot, "STANDBY_INTERVAL", 0.0)
+    monkeypatch.setattr(stream, "LISTED", listed)
+    monkeypatch.setattr(stream_first, "TABLE_INTERVAL", 0.0)
+    monkeypatch.setattr(stream, "STANDBY_INTERVAL", 0.0)
     monkeypatch.setattr(log, "OPEN_INTERVAL", 0.0)
     monkeypatch.setattr(log, "STANDBY_TIME", 0.0)
     monkeypatch.setattr(log, "LOOK_INTERVAL", 0.001)

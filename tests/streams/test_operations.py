@@ -23,8 +23,9 @@ from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, Stream
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.relay.sources import StreamFirst, stream
 from tests.conftest import ALIASES
+from tests.streams.sources import new_source
 from tests.support.admin.tools import CHANGELIST, url
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -45,8 +46,8 @@ def the(*ids: int) -> OutboxMessageQuerySet:
     return OutboxMessageQuerySet(OutboxMessage, using=PG).filter(pk__in=ids)
 
 
-def source() -> SnapshotSource:
-    return SnapshotSource(PG, "default", get_settings(), streams=True)
+def source() -> StreamFirst:
+    return new_source(PG)
 
 
 def test_a_held_message_blocks_its_key_until_it_is_released(scripted: Script):
@@ -68,7 +69,7 @@ def test_a_message_that_is_released_before_its_turn_waits_for_the_earlier_ones_o
     assert the(ids[2]).retry_now() == 1
     relay = source()
     # The stream is not read yet, as behind a backlog.
-    relay._stream_at, relay._passed = float("inf"), StreamPosition.objects.using(PG).get().passed
+    relay.stream.next_look, relay.stream.passed = float("inf"), StreamPosition.objects.using(PG).get().passed
     with relay.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 4
@@ -89,7 +90,7 @@ def test_a_cancelled_message_fails_and_its_key_goes_on(scripted: Script):
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["within a page", "all at once"])
 def test_delivered_messages_are_left_alone(listed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot, "LISTED", listed)
+    monkeypatch.setattr(stream, "LISTED", listed)
     ids = put(5, PG)
     BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source(), settings=get_settings()).deliver(2)
     assert bool(StreamPosition.objects.using(PG).get().page)

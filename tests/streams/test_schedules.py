@@ -20,8 +20,9 @@ from django_outbox.db.fields import partition_of
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, StreamPosition
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.relay.sources import StreamFirst, stream
 from tests.conftest import ALIASES
+from tests.streams.sources import new_source
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -102,8 +103,8 @@ class Schedule:
         self.sources = [self.new_source() for _ in RELAYS]
         self.count = 0
 
-    def new_source(self) -> SnapshotSource:
-        return SnapshotSource(self.using, "default", get_settings(), streams=True)
+    def new_source(self) -> StreamFirst:
+        return new_source(self.using)
 
     def finish(self) -> None:
         """Commit and deliver everything, and look whether each message was delivered."""
@@ -207,7 +208,7 @@ ACTIONS = st.one_of(
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
 def test_no_schedule_loses_a_message_or_breaks_the_order_of_a_key(listed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot, "LISTED", listed)
+    monkeypatch.setattr(stream, "LISTED", listed)
     with override_settings(OUTBOX=OUTBOX):
         explore(Schedule, ACTIONS)
 

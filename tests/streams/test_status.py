@@ -22,10 +22,11 @@ from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.relay.sources import stream
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
 from tests.conftest import ALIASES
+from tests.streams.sources import new_source
 from tests.support import databases
 from tests.support.databases import statements
 from tests.support.messages import put
@@ -57,7 +58,7 @@ def report(*names: str) -> None:
 
 def deliver(number: int, *, limit: int = 10) -> None:
     put(number, PG)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
     BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
 
 
@@ -87,7 +88,7 @@ def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
 
 
 def test_messages_that_are_newer_than_a_page_in_progress_count_as_well(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot, "LISTED", 2)
+    monkeypatch.setattr(stream, "LISTED", 2)
     deliver(5, limit=2)
     assert StreamPosition.objects.using(PG).get().page
     put(2, PG)

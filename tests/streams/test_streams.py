@@ -22,10 +22,11 @@ from django_outbox.monitoring.status import read_status
 from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.relay.sources import StreamFirst, stream, stream_first
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
 from tests.conftest import ALIASES
+from tests.streams.sources import new_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
@@ -75,8 +76,8 @@ def test_delivered_messages_keep_their_rows(keys: int, scripted: Script):
 def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(
     monkeypatch: pytest.MonkeyPatch, scripted: Script
 ):
-    monkeypatch.setattr(snapshot, "TABLE_INTERVAL", 1000.0)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    monkeypatch.setattr(stream_first, "TABLE_INTERVAL", 1000.0)
+    source = new_source(PG)
     deliverer = BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
     for number in (1, 0):
         put(number, PG)
@@ -124,11 +125,11 @@ def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scr
     with transaction.atomic(using=PG):
         first = enqueue("t", 1, key="k", using=PG).pk
         second = enqueue("t", 2, key="k", using=PG, delay=0.001).pk
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
     # The stream is not read yet, as behind a backlog.
     StreamPosition.objects.using(PG).create(publisher="default")
-    source._stream_at = float("inf")
-    source._passed = "3:3:"
+    source.stream.next_look = float("inf")
+    source.stream.passed = "3:3:"
     with source.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 2
@@ -138,7 +139,7 @@ def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scr
 def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_by_the_next():
     """A snapshot does not name the transaction that takes it, which may lie before transactions that have ended."""
     put(1, PG)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
 
     def commit_first(execute: Any, sql: str, *arguments: Any) -> Any:
         if "pg_current_snapshot" in sql:
@@ -156,8 +157,8 @@ def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_
 def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
     monkeypatch: pytest.MonkeyPatch, scripted: Script
 ):
-    monkeypatch.setattr(snapshot, "LISTED", 2)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    monkeypatch.setattr(stream, "LISTED", 2)
+    source = new_source(PG)
     deliverer = BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
     with open_transaction(PG) as other:
         ids = put(1, PG)
@@ -273,7 +274,7 @@ def test_messages_of_a_paused_type_are_held_and_come_when_it_is_resumed():
 
 def test_a_relay_takes_over_when_the_session_of_another_one_ends():
     ids = put(3, PG)
-    first, second = (SnapshotSource(PG, "default", get_settings(), streams=True) for _ in range(2))
+    first, second = (new_source(PG) for _ in range(2))
     with first.claim(2) as claim:
         assert [message.id for message in claim.messages] == ids[:2]
     other = connections.create_connection(PG)
@@ -296,8 +297,8 @@ def test_a_delayed_message_waits_for_a_stream_that_another_relay_begins_at_the_m
     with transaction.atomic(using=PG):
         enqueue("t", 1, key="k", using=PG)
         enqueue("t", 2, key="k", using=PG, delay=0.001)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
-    source._has_position = True
+    source = new_source(PG)
+    source.stream._has_position = True
     with source.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 2
@@ -305,7 +306,7 @@ def test_a_delayed_message_waits_for_a_stream_that_another_relay_begins_at_the_m
 
 def test_a_stream_begins_again_if_its_position_is_deleted(scripted: Script):
     ids = put(6, PG)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
     deliver(source)
     StreamPosition.objects.using(PG).all().delete()
     for _ in range(3):
@@ -316,7 +317,7 @@ def test_a_stream_begins_again_if_its_position_is_deleted(scripted: Script):
 
 def test_a_claim_of_nothing_is_empty():
     put(3, PG)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
     for _ in range(3):
         with source.claim(0) as claim:
             assert claim.messages == []
@@ -324,28 +325,28 @@ def test_a_claim_of_nothing_is_empty():
 
 
 def test_figures_are_right_while_a_page_is_delivered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot, "LISTED", 4)
+    monkeypatch.setattr(stream, "LISTED", 4)
     ids = put(20, PG)
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
     for _ in range(3):
         deliver(source, 2)
     assert StreamPosition.objects.using(PG).get().page
     delivered = {message.pk for message in OutboxMessage.objects.using(PG) if message.status == "processed"}
     assert delivered == {*ids[:6]}
-    (stream,) = read_status(PG).streams
-    assert (stream.waiting.number, stream.owned) == (14, False)
+    (found,) = read_status(PG).streams
+    assert (found.waiting.number, found.owned) == (14, False)
     waiting = OutboxMessage.objects.using(PG).filter(pk__in=ids).waiting_in_streams()
     assert {message.pk for message in waiting} == {*ids} - delivered
 
 
 def test_a_position_is_found_although_that_of_another_publisher_lies_where_it_lay(scripted: Script):
-    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source = new_source(PG)
     put(1, PG)
     deliver(source)
     StreamPosition.objects.using(PG).create(publisher="other")
     with connections[PG].cursor() as cursor:
         cursor.execute("SELECT ctid::text FROM django_outbox_streamposition WHERE publisher = 'other'")
-        (source._address,) = cursor.fetchone()
+        (source.stream._address,) = cursor.fetchone()
     ids = put(1, PG)
     deliver(source)
     assert scripted.published()[1:] == ids
@@ -355,7 +356,7 @@ def test_a_relay_that_stands_by_does_not_trust_the_snapshot_of_another_server():
     write(PG, 1)
     drain()
     StreamPosition.objects.using(PG).update(server="elsewhere", passed="100000000:100000000:")
-    standby = SnapshotSource(PG, "default", get_settings(), streams=True)
+    standby = new_source(PG)
     with position_in_use():
         deliver(standby)
     drain()
@@ -379,7 +380,7 @@ def test_a_purge_before_the_first_relay_deletes_nothing_that_a_restored_backup_h
     assert OutboxMessage.objects.using(PG).count() == 4
 
 
-def deliver(source: SnapshotSource, limit: int = 10) -> None:
+def deliver(source: StreamFirst, limit: int = 10) -> None:
     BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
 
 

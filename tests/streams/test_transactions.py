@@ -14,8 +14,9 @@ from django_outbox.conf import get_settings
 from django_outbox.models import Status, StreamPosition
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.sources import SnapshotSource
+from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
+from tests.streams.sources import new_source
 from tests.support.messages import put, write
 from tests.support.pgbouncer import behind_pgbouncer
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -101,12 +102,12 @@ def test_a_transaction_that_stays_open_holds_up_no_other(scripted: Script):
 
 
 @pytest.fixture
-def worker() -> SnapshotSource:
-    return SnapshotSource(PG, "default", get_settings(), streams=True)
+def worker() -> StreamFirst:
+    return new_source(PG)
 
 
 @pytest.fixture
-def deliverer(worker: SnapshotSource, scripted: Script) -> BrokerDeliverer:
+def deliverer(worker: StreamFirst, scripted: Script) -> BrokerDeliverer:
     return BrokerDeliverer(publisher=ScriptedPublisher("default"), source=worker, settings=get_settings())
 
 
@@ -118,7 +119,7 @@ def lose_transaction(first: int, second: int) -> None:
 
 @pytest.mark.parametrize("end", ["the session", "the claim"])
 def test_no_snapshot_from_before_a_crash_is_used_after_it(
-    end: str, worker: SnapshotSource, deliverer: BrokerDeliverer, scripted: Script
+    end: str, worker: StreamFirst, deliverer: BrokerDeliverer, scripted: Script
 ):
     deliverer.deliver(10)
     (first,) = write(PG, 1)
@@ -153,7 +154,7 @@ class TestBehindPgBouncer:
             yield end_all
 
     def test_no_snapshot_from_before_a_crash_is_used_after_it(
-        self, crash: Callable[[], None], worker: SnapshotSource, deliverer: BrokerDeliverer, scripted: Script
+        self, crash: Callable[[], None], worker: StreamFirst, deliverer: BrokerDeliverer, scripted: Script
     ):
         deliverer.deliver(10)
         (first,) = write(PG, 1)
@@ -169,7 +170,7 @@ class TestBehindPgBouncer:
         assert connections[PG].connection is session
 
     def test_no_message_of_the_table_overtakes_its_key_after_a_crash(
-        self, crash: Callable[[], None], worker: SnapshotSource, deliverer: BrokerDeliverer, scripted: Script
+        self, crash: Callable[[], None], worker: StreamFirst, deliverer: BrokerDeliverer, scripted: Script
     ):
         deliverer.deliver(10)
         positions = StreamPosition.objects.using(PG)

@@ -1,7 +1,7 @@
 """Claims from a stream as PostgreSQL's log brings its messages.
 
-The position and the rows decide what is delivered, exactly as for `SnapshotSource`; the log only brings the messages
-earlier, and without a query that looks for them. A batch from the log adds the numbers of its transactions to the
+The position and the rows decide what is delivered, exactly as without it; the log only brings the messages earlier, and
+without a query that looks for them. A batch from the log adds the numbers of its transactions to the
 position. The numbers in between count as running, until the log has reached a place behind everything that is visible
 in a newer snapshot (a sample) and all of that is delivered: then the sample is added to the position.
 
@@ -18,23 +18,19 @@ PostgreSQL keeps no log for a relay that is down, slow, or without its broker.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
-from django.db import connections
-
-from django_outbox.db.snapshots import NOTHING, Snapshot
-from django_outbox.deployment import name_process
+from django_outbox.db.snapshots import Snapshot
 from django_outbox.logs import logger
+from django_outbox.messages import Message
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
-from django_outbox.relay.sources.snapshot import STANDBY_INTERVAL, SnapshotSource, StreamedBatch
-from django_outbox.stores import Claim, Settlement
-from django_outbox.stores.log import PUBLICATION, SET_UP, Inspection, LogStream, find_publication
-from django_outbox.stores.stream import Listing, StoredPosition, Stream
+from django_outbox.relay.sources.table import TableSource
+from django_outbox.stores.log import PUBLICATION, SET_UP, Inspection, LogQueries, find_publication
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.stream import StoredPosition, Stream
 
 MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""
@@ -63,18 +59,35 @@ class Sample(NamedTuple):
     at: float
 
 
-class LogSource(SnapshotSource):
-    """Claims the messages of one publisher as the log brings them, and from the table if it does not.
+class Brought(NamedTuple):
+    """What the log has brought.
+
+    Attributes:
+        messages: by their ids; they are in the stream.
+        waiting: those that wait for an earlier message of their key in the table.
+        passed: the snapshot in which they are visible, and all messages before them.
+        is_all: whether nothing else has arrived.
+        goes_on: whether there is more, which was too much or is not visible yet.
+    """
+
+    messages: Sequence[Message]
+    waiting: Set[int]
+    passed: str
+    is_all: bool
+    goes_on: bool
+
+
+class LogFollower:
+    """Brings the messages of one publisher's stream as they are committed.
 
     Args:
         wake: wakes workers by the names of their wake-ups.
     """
 
-    def __init__(self, *args: Any, wake: Callable[[Iterable[str]], None], **options: Any) -> None:
-        super().__init__(*args, streams=True, **options)
+    def __init__(self, table: TableSource, wake: Callable[[Iterable[str]], None]) -> None:
+        self._table = table
         self._wake = wake
         self._feed: Feed | None = None
-        self._feed_session: object = None
         self._start: int | None = None
         self._seen: Snapshot | None = None
         self._sample: Sample | None = None
@@ -82,102 +95,94 @@ class LogSource(SnapshotSource):
         self._look_at = self._open_at = self._stands_by_until = 0.0
         self._reported: str | None = None
         self._slot = self._published = ""
-        self._name = f"{self._publisher_alias} log {id(self)}"
+        self._name = f"{table.publisher_alias} log {id(self)}"
 
     def close(self) -> None:
         self._close_feed("")
 
+    def begin_session(self) -> None:
+        """Close the feed: the new session may be one of another server."""
+        self._close_feed("" if self._feed is None else self._feed.ended)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it reads the log, or begins to."""
+        return self._feed is not None
+
     @property
     def follows(self) -> bool:
-        """Whether the last claim from the stream was made from the log."""
+        """Whether the last messages came from the log, not from a listing."""
         return self._look_at > 0
 
     @property
-    def wake_ups(self) -> Set[str]:
-        # A worker that stands by would take a wake-up from the worker that reads the log.
-        return frozenset() if self._stands_by_reader else super().wake_ups | {self._name}
+    def has_nothing_new(self) -> bool:
+        """Whether all that has arrived is settled, and it is not time yet to look whether the log is behind."""
+        feed = self._feed
+        return feed is not None and feed.is_live and feed.arrived == self._done and time.monotonic() < self._look_at
 
     @property
-    def _stands_by_reader(self) -> bool:
+    def stands_by(self) -> bool:
+        """Whether another worker had the log a moment ago."""
         return self._feed is None and time.monotonic() < self._stands_by_until
 
-    @property
-    def longest_wait(self) -> float:
-        # Nothing else would show that the worker that reads the log has ended.
-        return STANDBY_INTERVAL if self._stands_by_reader else super().longest_wait
+    def add_wake_ups(self, names: Set[str]) -> Set[str]:
+        """Return the names of the wake-ups of a worker with this log."""
+        # A worker that stands by would take a wake-up from the worker that reads the log.
+        return frozenset() if self.stands_by else names | {self._name}
 
     def rewind(self) -> None:
-        super().rewind()
+        """Bring again what has arrived and is not settled."""
         self._done = -1
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
-        super().settle(claim, settlement)
-        if settlement.count + len(settlement.held) == len(claim.messages):
-            self._done = self._in_hand
+    def note_settled(self) -> None:
+        """Note that all messages of the last claim are settled."""
+        self._done = self._in_hand
+
+    def make_way(self) -> bool:
+        """Close a feed that has ended; return whether to leave the stream to another worker, which reads the log."""
+        if self._feed is not None and self._feed.ended:
+            self._close_feed(self._feed.ended)
+        if not self.stands_by:
+            return False
+        if self._queries.has_reader(self._slot):
+            return True
+        self._stands_by_until = self._open_at = 0.0
+        return False
+
+    def read(self, stream: Stream, position: StoredPosition, limit: int) -> Brought | None:
+        """Return the next messages behind the position; None if they must be listed."""
+        self._in_hand = self._done = -1
+        brought = None
+        if self._feed is not None and self._feed.is_live and not position.page:
+            brought = self._read_feed(stream, self._feed, position, limit)
+        if brought is None:
+            self._look_at = 0.0
+        return brought
+
+    def note_listing(self, passed: str, *, may_open: bool) -> None:
+        """Note where the stream stands after a listing, and begin to read the log if it has caught up (`may_open`)."""
+        if self._feed is not None:
+            # The position is not stored if nothing is new.
+            self._seen = Snapshot.read(passed)
+        elif may_open and time.monotonic() >= self._open_at:
+            self._open_feed()
 
     @property
-    def _stream(self) -> LogStream:
-        return LogStream(self._store, self._publisher_alias, name_process())
+    def _store(self) -> PostgreSQLStore:
+        return cast(PostgreSQLStore, self._table.store)
 
-    @contextmanager
-    def _claim_from_stream(self, limit: int) -> Iterator[Claim]:
-        feed = self._feed
-        if feed is not None and feed.is_live and feed.arrived == self._done and time.monotonic() < self._look_at:
-            self._begin_claim()
-            self._was_streamed = self._goes_on = False
-            yield Claim([])
-            return
-        with super()._claim_from_stream(limit) as claim:
-            yield claim
+    @property
+    def _queries(self) -> LogQueries:
+        return LogQueries(self._store, self._table.publisher_alias)
 
-    def _lock(self, stream: Stream) -> StoredPosition | None:
-        assert isinstance(stream, LogStream)
-        feed = self._feed
-        if feed is not None and feed.ended:
-            self._close_feed(feed.ended)
-        elif feed is not None and self._feed_session is not self._session:
-            # The new session may be one of another server.
-            self._close_feed("")
-        if self._stands_by_reader:
-            if stream.has_reader(self._slot):
-                self._listing, self._has_nothing = None, True
-                self._stream_at = time.monotonic() + STANDBY_INTERVAL
-                self._learn(stream)
-                self._passed = self._passed or NOTHING
-                return None
-            self._stands_by_until = self._open_at = 0.0
-        position = super()._lock(stream)
-        if position is None and self._feed is not None:
-            # The worker that has the position will soon stand by for this one.
-            self._stream_at = 0.0
-        return position
-
-    def _read(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
-        assert isinstance(stream, LogStream)
-        self._in_hand = self._done = -1
-        claim = None
-        if self._feed is not None and self._feed.is_live and not position.page:
-            claim = self._read_feed(stream, self._feed, position, limit)
-        if claim is None:
-            self._look_at = 0.0
-            claim = super()._read(stream, position, limit)
-            if self._feed is not None:
-                # The position is not stored if nothing is new.
-                self._seen = Snapshot.read(self._passed)
-            has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
-            if self._feed is None and has_caught_up and time.monotonic() >= self._open_at:
-                self._open_feed(stream)
-        return claim
-
-    def _read_feed(self, stream: LogStream, feed: Feed, position: StoredPosition, limit: int) -> Claim | None:
-        """Return the next messages that the log has brought; None if they must be listed."""
+    def _read_feed(self, stream: Stream, feed: Feed, position: StoredPosition, limit: int) -> Brought | None:
         passed = Snapshot.read(position.passed)
         if self._seen is not None:
             passed = passed.union(self._seen)
         arrived = feed.arrived
         feed.forget(passed)
-        batch, complete = feed.list_next(passed, limit, self._settings.batch_bytes)
-        inspection = stream.inspect([message.id for each in batch for message in each.messages])
+        batch, complete = feed.list_next(passed, limit, self._table.settings.batch_bytes)
+        inspection = self._queries.inspect([message.id for each in batch for message in each.messages])
         visible = inspection.visible
         if difference := self._find_difference(stream, feed, inspection):
             self._close_feed(difference)
@@ -196,30 +201,15 @@ class LogSource(SnapshotSource):
             return None
         self._look_at = time.monotonic() + LOOK_INTERVAL
         takes_all = complete and len(ready) == len(batch)
-        self._goes_on = not complete or (not takes_all and feed.is_fresh)
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
-        if not messages:
-            # If there were some, they are in the table.
-            self._seen, self._listing = sampled, None
-            self._passed = str(sampled)
-            self._has_nothing = takes_all
-            self._done = arrived if takes_all else -1
-            return Claim([])
-        self._has_nothing = False
-        self._passed = position.passed
-        self._in_hand = arrived if takes_all else -1
         messages.sort(key=lambda message: message.id)
-        ids = [message.id for message in messages]
-        listing = Listing(replace(position, page_start=ids[0]), str(sampled), ids, complete=True)
-        self._listing, self._address = listing, position.address
-        messages = [message for message in messages if message.id not in inspection.waiting]
-        claim = Claim([*messages], StreamedBatch(listing, ids[-1], inspection.waiting))
+        self._in_hand = arrived if takes_all else -1
         if not messages:
-            self._settle_streamed(stream, claim, Settlement())
-            self._goes_on = True
-        return claim
+            self._seen, self._done = sampled, self._in_hand
+        goes_on = not complete or (not takes_all and feed.is_fresh)
+        return Brought(messages, inspection.waiting, str(sampled), takes_all, goes_on)
 
-    def _find_difference(self, stream: LogStream, feed: Feed, inspection: Inspection) -> str:
+    def _find_difference(self, stream: Stream, feed: Feed, inspection: Inspection) -> str:
         """Return why the log may lack messages of the table; blank if it does not."""
         if feed.server != (stream.find_server() if self._start is None else feed.server[0], inspection.timeline):
             return "it is the log of another server"
@@ -245,28 +235,24 @@ class LogSource(SnapshotSource):
             self._close_feed(f"it is more than {GIVE_UP:g} s behind")
         return None
 
-    def _open_feed(self, stream: LogStream) -> None:
-        connection = connections[self.using]
-        if self._session is not self._checked_session:
-            return
+    def _open_feed(self) -> None:
         self._open_at = time.monotonic() + OPEN_INTERVAL
         publication = find_publication(self._store)
         if publication.missing:
-            remedy = SET_UP.format(alias=self.using)
+            remedy = SET_UP.format(alias=self._table.using)
             self._report(f"the publication {PUBLICATION} is missing or incomplete. {remedy}")
             return
         self._published = publication.identity
-        table, self._slot = stream.find_table()
-        if stream.has_reader(self._slot):
+        table, self._slot = self._queries.find_table()
+        if self._queries.has_reader(self._slot):
             self._stand_by()
             return
-        self._feed_session = self._session
         self._feed = Feed(
-            connection.get_connection_params(),
-            self._publisher_alias,
+            self._table.connection.get_connection_params(),
+            self._table.publisher_alias,
             slot=self._slot,
             table=table,
-            max_bytes=2 * self._settings.batch_bytes,
+            max_bytes=2 * self._table.settings.batch_bytes,
             wake=partial(self._wake, [self._name]),
         )
 
@@ -293,14 +279,14 @@ class LogSource(SnapshotSource):
                 "Publisher %(publisher)r: PostgreSQL's write-ahead log of database %(database)r is not read: "
                 "%(reason)s. The relay searches the table instead.",
                 event="relay.log_unavailable",
-                publisher=self._publisher_alias,
-                database=self.using,
+                publisher=self._table.publisher_alias,
+                database=self._table.using,
                 reason=reason.rstrip("."),
             )
         else:
             logger.info(
                 "Publisher %(publisher)r: messages are read from PostgreSQL's write-ahead log, database %(database)r.",
                 event="relay.log_read",
-                publisher=self._publisher_alias,
-                database=self.using,
+                publisher=self._table.publisher_alias,
+                database=self._table.using,
             )

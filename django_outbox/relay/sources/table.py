@@ -6,6 +6,7 @@ from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message
@@ -34,31 +35,39 @@ class TableSource:
         calls: DatabaseCalls | None = None,
     ) -> None:
         self.using = using
+        self.publisher_alias = publisher_alias
+        self.settings = settings
+        self.claim_timeout = settings.claim_timeout_of(publisher_alias)
+        self.transactional = transactional
         self._calls = calls or DatabaseCalls()
-        self._transactional = transactional
-        self._publisher_alias = publisher_alias
-        self._settings = settings
-        self._claim_timeout = settings.claim_timeout_of(publisher_alias)
         self._cursor = Cursor()
         self._late_at = 0.0
-        self._deletes_processed = settings.deletes_processed
+        self.deletes_processed = settings.deletes_processed
 
-    def claim(self, limit: int) -> AbstractContextManager[Claim]:
+    def claim(self, limit: int, *, passed: str = "") -> AbstractContextManager[Claim]:
         """Claim at most `limit` due messages for as long as the context is open.
 
-        Leaving the context without `settle` returns the whole batch as it was.
+        Leaving the context without `settle` returns the whole batch as it was. For `passed`, see `ClaimRequest`.
         """
-        return self._claim_due(limit)
+        request = ClaimRequest(
+            self.publisher_alias,
+            self._cursor,
+            limit,
+            max_bytes=self.settings.batch_bytes,
+            max_seconds=self.claim_timeout,
+            transactional=self.transactional,
+            passed=passed,
+        )
+        return self.open_claim(self.store.claim(request))
 
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         """Claim a message that was claimed before, if it has not changed and no other relay has it."""
-        self._begin_claim()
-        return self._watched(self._store.claim_one(self._publisher_alias, message, max_seconds=self._claim_timeout))
+        return self.open_claim(self.store.claim_one(self.publisher_alias, message, max_seconds=self.claim_timeout))
 
     def lease(self, message: Message) -> Lease | None:
         """Take the lease of a message of the open claim, or return None if another relay works on it or on its key."""
         with self.watch():
-            return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
+            return self.store.lease(self.publisher_alias, message, seconds=self.claim_timeout)
 
     def renew(self, lease: Lease) -> bool:
         """Let a lease last from now on; return False if it is lost. Any thread may call it, on its own connection."""
@@ -67,8 +76,7 @@ class TableSource:
 
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
         """Claim a message that this worker has leased, if it has not lost the lease."""
-        self._begin_claim()
-        return self._watched(self._store.claim_leased(message, lease, max_seconds=self._claim_timeout))
+        return self.open_claim(self.store.claim_leased(message, lease, max_seconds=self.claim_timeout))
 
     @property
     def is_late(self) -> bool:
@@ -77,21 +85,21 @@ class TableSource:
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         with self.watch():
-            self._store.settle(claim, settlement, delete_processed=self._deletes_processed)
+            self.store.settle(claim, settlement, delete_processed=self.deletes_processed)
 
     def keep_processed(self) -> bool:
         """Leave processed messages to the purge from now on; return whether they were deleted until now."""
-        deleted, self._deletes_processed = self._deletes_processed, False
+        deleted, self.deletes_processed = self.deletes_processed, False
         return deleted
 
     def find_refused(self, settlement: Settlement) -> dict[int, str]:
         """Return why the database refuses to write the new states of some messages, by their ids."""
         with self.watch():
-            return self._store.find_refused(settlement)
+            return self.store.find_refused(settlement)
 
     def find_paused_types(self) -> frozenset[str]:
         with self.watch():
-            return self._store.find_paused_types(self._publisher_alias)
+            return self.store.find_paused_types(self.publisher_alias)
 
     def rewind(self) -> None:
         """Look for messages without a key from the beginning again, because some went back as they were."""
@@ -124,31 +132,37 @@ class TableSource:
     @property
     def wake_ups(self) -> Set[str]:
         """The names of the wake-ups that end an idle wait of its worker."""
-        return frozenset([self._publisher_alias])
+        return frozenset([self.publisher_alias])
 
     def watch(self) -> AbstractContextManager[None]:
         """Watch the database calls of a block, and end the connection of one that takes longer than a claim may."""
-        return self._calls.watch(connections[self.using], self._claim_timeout)
+        return self._calls.watch(self.connection, self.claim_timeout)
 
     def close(self) -> None:
         """Release what it holds, apart from the database connection."""
 
-    def _claim_due(self, limit: int, passed: str = "") -> AbstractContextManager[Claim]:
-        self._begin_claim()
-        request = ClaimRequest(
-            self._publisher_alias,
-            self._cursor,
-            limit,
-            max_bytes=self._settings.batch_bytes,
-            max_seconds=self._claim_timeout,
-            transactional=self._transactional,
-            passed=passed,
-        )
-        return self._watched(self._store.claim(request))
+    # For claims of other kinds, which have the same limits.
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        # Looked up each time, because a thread's connection may be replaced.
+        return connections[self.using]
+
+    @property
+    def store(self) -> Store:
+        return get_store(self.connection)
+
+    def begin_claim(self) -> None:
+        # Before the claim, because the process may be stopped right after it.
+        self._late_at = boot_time() + self.claim_timeout / 2
+
+    def open_claim(self, claiming: AbstractContextManager[Claim]) -> AbstractContextManager[Claim]:
+        """Begin the time of a claim, and watch how it begins and ends, but not what happens in between."""
+        self.begin_claim()
+        return self._watched(claiming)
 
     @contextmanager
     def _watched(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
-        """Watch how a claim begins and ends, but not what happens in between."""
         with self.watch():
             claim = claiming.__enter__()
         try:
@@ -160,12 +174,3 @@ class TableSource:
         else:
             with self.watch():
                 claiming.__exit__(None, None, None)
-
-    @property
-    def _store(self) -> Store:
-        # Looked up each time, because a thread's connection may be replaced.
-        return get_store(connections[self.using])
-
-    def _begin_claim(self) -> None:
-        # Before the claim, because the process may be stopped right after it.
-        self._late_at = boot_time() + self._claim_timeout / 2

@@ -6,31 +6,28 @@ transaction is not visible there: an earlier one may be in the stream. No messag
 finds nothing behind the position remembers that, and looks into the table.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
-
-from django.db import connections
+from typing import cast
 
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.messages import Message
+from django_outbox.relay.sources.log import Brought, LogFollower
 from django_outbox.relay.sources.table import TableSource
-from django_outbox.stores import Claim, Settlement, get_store
+from django_outbox.stores import Claim, Settlement
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import Backend, read_messages
 from django_outbox.stores.stream import Listing, StoredPosition, Stream
 
 LISTED = 10_000
 """Maximum number of ids that one listing reads."""
-
-TABLE_INTERVAL = 0.1
-"""Seconds between two looks at the table of a publisher that has a stream, if the last one found nothing."""
 
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
@@ -60,39 +57,38 @@ class StreamedBatch:
     waiting: Set[int]
 
 
-class SnapshotSource(TableSource):
-    """Claims the messages of one publisher from its stream, and due messages from the table.
+class StreamReader:
+    """Claims the messages of one publisher from its stream.
 
     A streamed message is moved to the table if it is not delivered at once: it failed, is retried, is held,
     or waits for an earlier message of its key that is in the table.
 
     Args:
-        using: the alias of a PostgreSQL database.
         streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         only_from_table: whether all streamed messages are moved to the table.
+        log: brings new messages before a listing would find them.
+
+    Attributes:
+        passed: a snapshot whose messages are delivered or in the table; blank without a stream.
+        next_look: the time at which there may be something to claim.
+        has_nothing: whether the last claim found nothing, or another worker has the position.
+        goes_on: whether there is more, although the last claim returned no message.
     """
 
     def __init__(
-        self,
-        using: str,
-        publisher_alias: str,
-        *args: Any,
-        streams: bool,
-        only_from_table: bool = False,
-        **options: Any,
+        self, table: TableSource, *, streams: bool, only_from_table: bool = False, log: LogFollower | None = None
     ) -> None:
-        super().__init__(using, publisher_alias, *args, **options)
+        self.passed = ""
+        self.next_look = 0.0
+        self.has_nothing = self.goes_on = False
+        self._table = table
         self._streams = streams
         self._only_from_table = only_from_table
-        # The times of the next looks.
-        self._stream_at = self._table_at = 0.0
+        self._log = log
         self._address = ""  # where the row of the position was last
         self._has_position = False
         self._stands_by = False  # another worker had the position
         self._listing: Listing | None = None
-        # A snapshot whose messages are delivered or in the table, and as the last look at the table had it; blank
-        # without a stream.
-        self._passed = self._polled_passed = ""
         # Another connection, or another process of the server, is another session; `_server` was found in the checked
         # one.
         self._connection: object = None
@@ -103,154 +99,59 @@ class SnapshotSource(TableSource):
         self._check_at = 0.0
         # The messages of a position of another server that have become pending, and those that were delivered there.
         self._recovered = (0, 0)
-        # What the last claim from the stream has found:
-        self._goes_on = False  # more, although it returned no message
-        self._has_nothing = False  # nothing, or another worker has the position
-        self._was_streamed = False  # messages
 
     @contextmanager
     def claim(self, limit: int) -> Iterator[Claim]:
-        """Claim from the stream, or from the table if that found nothing; after streamed messages, the table is first.
-
-        One of them is left out until it is time to look there again.
-        """
-        if connections[self.using].connection is not self._connection:
-            self._connection = connections[self.using].connection
-            self._backends = set()
-            self._begin_session()
-        now = time.monotonic()
-        first, second = self._claim_from_stream, self._claim_from_table
-        if now < self._stream_at:
-            first = second
-        elif self._was_streamed and now >= self._table_at:
-            first, second = second, first
-        only_first = now < self._stream_at or (second == self._claim_from_table and now < self._table_at)
-        with first(limit) as claim:
-            # The time of the claim runs from here, so nothing more is claimed if half of it is over.
-            if claim.messages or only_first or self.is_late:
-                yield claim
-                return
-        with second(limit) as claim:
+        """Claim at most `limit` messages for as long as the context is open."""
+        if self._log is not None and self._log.has_nothing_new:
+            self._table.begin_claim()
+            self.goes_on = False
+            yield Claim([])
+            return
+        with self._table.open_claim(self._open(limit)) as claim:
             yield claim
 
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
-        self._begin_claim()
-        return self._watched(self._open_one(message))
+        """Claim a message that was claimed before, from the table; if it is in the stream, it is moved there."""
+        return self._table.open_claim(self._open_one(message))
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
-        if isinstance(claim.mark, StreamedBatch):
-            with self.watch():
-                self._settle_streamed(self._stream, claim, settlement)
-        else:
-            super().settle(claim, settlement)
+        """Move the position past the messages of a claim, and to the table those that are not delivered."""
+        with self._table.watch():
+            self._settle(self._stream, claim, settlement)
+        if self._log is not None and settlement.count + len(settlement.held) == len(claim.messages):
+            self._log.note_settled()
+
+    def rewind(self) -> None:
+        """Let the next claim look, because messages went back as they were."""
+        if self._log is not None:
+            self._log.rewind()
 
     @property
-    def exhausted(self) -> bool:
-        # The table may have had a message that waited for the stream.
-        return self._has_nothing and self._polled_passed == self._passed and super().exhausted
-
-    def sweep_next(self) -> None:
-        super().sweep_next()
-        self._table_at = 0.0
+    def wake_ups(self) -> Set[str]:
+        """The names of the wake-ups that end an idle wait of its worker."""
+        names = frozenset([self._table.publisher_alias])
+        return names if self._log is None else self._log.add_wake_ups(names)
 
     @property
-    def lags(self) -> bool:
-        return self._goes_on or super().lags
+    def longest_wait(self) -> float:
+        """The seconds that an idle worker may wait for a wake-up."""
+        # Nothing else would show that the worker that reads the log has ended.
+        return STANDBY_INTERVAL if self._log is not None and self._log.stands_by else math.inf
 
-    @property
-    def _store(self) -> PostgreSQLStore:
-        return cast(PostgreSQLStore, get_store(connections[self.using]))
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
-    @property
-    def _stream(self) -> Stream:
-        return Stream(self._store, self._publisher_alias, name_process())
+    def note_connection(self) -> None:
+        """Begin a new session if the thread has another connection."""
+        connection = self._table.connection.connection
+        if connection is not self._connection:
+            self._connection, self._backends = connection, set()
+            self._begin_session()
 
-    @contextmanager
-    def _claim_from_table(self, limit: int) -> Iterator[Claim]:
-        with self._claim_due(limit, self._passed) as claim:
-            if self._renew_session(claim.backend):
-                self.rewind()
-                yield Claim([])
-                return
-            self._was_streamed = False
-            self._polled_passed = self._passed
-            self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
-            yield claim
-
-    @contextmanager
-    def _claim_from_stream(self, limit: int) -> Iterator[Claim]:
-        self._begin_claim()
-        with self._watched(self._open(limit)) as claim:
-            yield claim
-
-    @contextmanager
-    def _open(self, limit: int) -> Iterator[Claim]:
-        nested = connections[self.using].in_atomic_block
-        try:
-            with self._store.transaction(self._claim_timeout, transactional=self._transactional) as backend:
-                self._renew_session(backend)
-                stream = self._stream
-                position = self._lock(stream)
-                claim = Claim([])
-                if position is not None and nested:
-                    self._move_uncommitted(stream, position)
-                elif position is not None:
-                    claim = self._read(stream, position, limit)
-                self._was_streamed = bool(claim.messages)
-                yield claim
-        except BaseException:
-            self._forget()
-            raise
-
-    @contextmanager
-    def _open_one(self, message: Message) -> Iterator[Claim]:
-        store = self._store
-        with store.transaction(self._claim_timeout, transactional=True):
-            if self._has_position and (position := self._stream.lock(self._address)):
-                self._stream.move_one_to_table(position, message.id)
-            yield Claim([*store.find_unchanged(self._publisher_alias, message)])
-
-    def _lock(self, stream: Stream) -> StoredPosition | None:
-        """Lock the position; return None if another worker has it, or if there is no stream."""
-        if not self._has_position and not self._find_or_create_position(stream):
-            self._has_nothing = True
-            self._stream_at = time.monotonic() + NO_STREAM_INTERVAL
-            return None
-        position = stream.lock(self._address)
-        if position is None:
-            self._listing, self._has_nothing, self._goes_on = None, True, False
-            self._learn(stream)
-            # Once, another worker may only have looked.
-            self._stream_at = time.monotonic() + STANDBY_INTERVAL * self._stands_by
-            self._has_position = bool(self._passed)
-        self._stands_by = position is None
-        # The worker that begins the stream may not have committed its position yet.
-        self._passed = self._passed or NOTHING
-        return position
-
-    def _find_or_create_position(self, stream: Stream) -> bool:
-        """Return whether there is a position, which begins now if there is anything to deliver from a stream."""
-        self._learn(stream)
-        self._has_position = bool(self._passed) or self._streams or stream.has_messages()
-        if self._has_position and not self._passed:
-            stream.create()
-        return self._has_position
-
-    def _learn(self, stream: Stream) -> None:
-        """Read where the position stands, unless more is known of it."""
-        position = stream.find_position()
-        if position is None:
-            self._passed = ""
-            return
-        passed = position.passed if position.server == stream.find_server() else NOTHING
-        self._passed = max(passed, self._passed or NOTHING, key=lambda passed: Snapshot.read(passed).end)
-
-    def _begin_session(self) -> None:
-        self._session = object()
-        self._forget()
-
-    def _renew_session(self, backend: Backend | None) -> bool:
-        """Return whether the claim has a server process that this session did not have; if so, begin a new session.
+    def note_backend(self, backend: Backend | None) -> bool:
+        """Return whether a claim has a server process that this session did not have; if so, begin a new session.
 
         A crash of the server ends all its processes. A connection pooler replaces them, and clients may not notice.
         """
@@ -262,24 +163,140 @@ class SnapshotSource(TableSource):
             self._begin_session()
         return has_other
 
+    @property
+    def _store(self) -> PostgreSQLStore:
+        return cast(PostgreSQLStore, self._table.store)
+
+    @property
+    def _stream(self) -> Stream:
+        return Stream(self._store, self._table.publisher_alias, name_process())
+
+    @contextmanager
+    def _open(self, limit: int) -> Iterator[Claim]:
+        table = self._table
+        nested = table.connection.in_atomic_block
+        try:
+            with self._store.transaction(table.claim_timeout, transactional=table.transactional) as backend:
+                self.note_backend(backend)
+                stream = self._stream
+                position = self._lock(stream)
+                claim = Claim([])
+                if position is not None and nested:
+                    self._move_uncommitted(stream, position)
+                elif position is not None:
+                    claim = self._read(stream, position, limit)
+                yield claim
+        except BaseException:
+            self._forget()
+            raise
+
+    @contextmanager
+    def _open_one(self, message: Message) -> Iterator[Claim]:
+        table, store = self._table, self._store
+        with store.transaction(table.claim_timeout, transactional=True):
+            stream = self._stream
+            if self._has_position and (position := stream.lock(self._address)):
+                stream.move_one_to_table(position, message.id)
+            yield Claim([*store.find_unchanged(table.publisher_alias, message)])
+
+    def _lock(self, stream: Stream) -> StoredPosition | None:
+        """Lock the position; return None if another worker has it, or if there is no stream."""
+        if self._log is not None and self._log.make_way():
+            self._leave_to_other(stream, STANDBY_INTERVAL)
+            return None
+        if not self._has_position and not self._find_or_create_position(stream):
+            self.has_nothing = True
+            self.next_look = time.monotonic() + NO_STREAM_INTERVAL
+            return None
+        position = stream.lock(self._address)
+        if position is None:
+            # Once, another worker may only have looked; and one that has the position will soon stand by for the log.
+            is_read = self._log is not None and self._log.is_open
+            self._leave_to_other(stream, STANDBY_INTERVAL if self._stands_by and not is_read else 0.0)
+        self._stands_by = position is None
+        # The worker that begins the stream may not have committed its position yet.
+        self.passed = self.passed or NOTHING
+        return position
+
+    def _leave_to_other(self, stream: Stream, seconds: float) -> None:
+        """Claim nothing for some seconds, and learn where the other worker stands."""
+        self._listing, self.has_nothing, self.goes_on = None, True, False
+        self.next_look = time.monotonic() + seconds
+        self._learn(stream)
+        self._has_position = bool(self.passed)
+        self.passed = self.passed or NOTHING
+
+    def _find_or_create_position(self, stream: Stream) -> bool:
+        """Return whether there is a position, which begins now if there is anything to deliver from a stream."""
+        self._learn(stream)
+        self._has_position = bool(self.passed) or self._streams or stream.has_messages()
+        if self._has_position and not self.passed:
+            stream.create()
+        return self._has_position
+
+    def _learn(self, stream: Stream) -> None:
+        """Read where the position stands, unless more is known of it."""
+        position = stream.find_position()
+        if position is None:
+            self.passed = ""
+            return
+        passed = position.passed if position.server == stream.find_server() else NOTHING
+        self.passed = max(passed, self.passed or NOTHING, key=lambda passed: Snapshot.read(passed).end)
+
+    def _begin_session(self) -> None:
+        self._session = object()
+        self._forget()
+        if self._log is not None:
+            self._log.begin_session()
+
     def _forget(self) -> None:
         """Forget all snapshots: they may be of another server, or from before a crash.
 
         A server that recovers has lost what was not on its disk, and gives the numbers of such transactions, a relay's
         for example, to new ones. An old snapshot takes their messages for delivered.
         """
-        self._listing, self._passed = None, self._passed and NOTHING
+        self._listing, self.passed = None, self.passed and NOTHING
 
     def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
         """Move messages to the table in a test's transaction: no snapshot can contain its number."""
-        self._passed = ""
+        self.passed = ""
         while ids := stream.list_new(position, LISTED).ids:
             stream.move_to_table(ids)
-        self._has_nothing = True
+        self.has_nothing = True
 
     def _read(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
-        """Return the next messages of the stream, and move the position past messages that are not to be published."""
-        self._has_nothing = self._goes_on = False
+        """Return the next messages, as the log has brought them or as a listing finds them."""
+        self.has_nothing = self.goes_on = False
+        if self._log is None:
+            return self._list(stream, position, limit)
+        brought = self._log.read(stream, position, limit)
+        if brought is not None:
+            return self._take(stream, position, brought)
+        claim = self._list(stream, position, limit)
+        has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
+        self._log.note_listing(self.passed, may_open=has_caught_up and self._session is self._checked_session)
+        return claim
+
+    def _take(self, stream: Stream, position: StoredPosition, brought: Brought) -> Claim:
+        """Return the messages that the log has brought, and move the position past those that wait."""
+        self.goes_on = brought.goes_on
+        if not brought.messages:
+            # If there were some, they are in the table.
+            self._listing, self.passed, self.has_nothing = None, brought.passed, brought.is_all
+            return Claim([])
+        self.passed = position.passed
+        ids = [message.id for message in brought.messages]
+        listing = Listing(replace(position, page_start=ids[0]), brought.passed, ids, complete=True)
+        self._listing, self._address = listing, position.address
+        messages = [message for message in brought.messages if message.id not in brought.waiting]
+        claim = Claim([*messages], StreamedBatch(listing, ids[-1], brought.waiting))
+        if not messages:
+            self._settle(stream, claim, Settlement())
+            self.goes_on = True
+        return claim
+
+    def _list(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
+        """Return the next messages of a listing, and move the position past messages that are not to be published."""
         recovered = self._check_server(stream, position)
         if recovered is None:
             return Claim([])
@@ -289,11 +306,11 @@ class SnapshotSource(TableSource):
             if listing is None or listing.position != position or not listing.ids:
                 listing = stream.list_new(position, LISTED)
             if not listing.ids and not position.page:
-                self._has_nothing, self._listing, self._passed = True, None, listing.page
+                self.has_nothing, self._listing, self.passed = True, None, listing.page
                 return Claim([])
-            self._passed = position.passed
+            self.passed = position.passed
             ids = listing.ids[:limit]
-            rows = stream.read(ids, max_bytes=self._settings.batch_bytes) if ids else []
+            rows = stream.read(ids, max_bytes=self._table.settings.batch_bytes) if ids else []
             end = position.page_end
             if ids:
                 # If some are missing, they did not fit, or were deleted in the meantime.
@@ -304,21 +321,21 @@ class SnapshotSource(TableSource):
             claim = Claim(messages, StreamedBatch(listing, end, waiting))
             if messages or limit < 1:
                 return claim
-            self._settle_streamed(stream, claim, Settlement())
+            self._settle(stream, claim, Settlement())
             if ids:
                 # As many as a hot key has may wait, too many for one transaction.
-                self._goes_on = True
+                self.goes_on = True
                 return Claim([])
             assert self._listing is not None
             position = self._listing.position
 
-    def _settle_streamed(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
+    def _settle(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
         batch: StreamedBatch = claim.mark
         changed = _Changed.of(claim, settlement)
         if changed.to_table or changed.processed or batch.waiting:
             stream.move_to_table([*batch.waiting, *changed.to_table, *changed.processed])
             remaining = replace(settlement, processed=changed.processed)
-            self._store.settle(claim, remaining, delete_processed=self._deletes_processed)
+            self._store.settle(claim, remaining, delete_processed=self._table.deletes_processed)
         end, listing = batch.end, batch.listing
         if changed.left is not None:
             before = bisect_left(listing.ids, changed.left)
@@ -342,18 +359,18 @@ class SnapshotSource(TableSource):
             return position
         if subscriptions := self._store.find_subscriptions():
             raise RelayUnavailable(
-                f"a subscription writes messages of another server into the database {self.using!r}, and a stream "
-                "would miss some. Stop the relays of that server, wait until its messages have arrived, and run: "
-                f"DROP SUBSCRIPTION {', '.join(subscriptions)}"
+                f"a subscription writes messages of another server into the database {self._table.using!r}, and a "
+                "stream would miss some. Stop the relays of that server, wait until its messages have arrived, "
+                f"and run: DROP SUBSCRIPTION {', '.join(subscriptions)}"
             )
         self._check_at = time.monotonic() + CHECK_INTERVAL
         server = stream.find_server()
         if position.server and position.server != server:
-            self._passed = NOTHING
+            self.passed = NOTHING
             pending, processed, others = stream.settle_in_table(position, RECOVERED)
             self._recovered = (self._recovered[0] + pending, self._recovered[1] + processed)
-            self._goes_on = bool(pending or processed or others)
-            if self._goes_on:
+            self.goes_on = bool(pending or processed or others)
+            if self.goes_on:
                 return None
             self._report_recovery()
             position = replace(position, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
@@ -371,8 +388,8 @@ class SnapshotSource(TableSource):
             "%(database)r. %(pending)d messages that it had not passed are due in the table; %(processed)d are marked "
             "as processed. Messages that the other server's relay delivered after the copy are sent again.",
             event="relay.position_copied",
-            publisher=self._publisher_alias,
-            database=self.using,
+            publisher=self._table.publisher_alias,
+            database=self._table.using,
             pending=pending,
             processed=processed,
         )

@@ -1,0 +1,127 @@
+"""The source of a publisher with a stream: a relay delivers from the stream, and from the table."""
+
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager
+
+from django_outbox.messages import Message
+from django_outbox.relay.sources.stream import StreamedBatch, StreamReader
+from django_outbox.relay.sources.table import TableSource
+from django_outbox.stores import Claim, Lease, Settlement
+
+TABLE_INTERVAL = 0.1
+"""Seconds between two looks at the table of a publisher that has a stream, if the last one found nothing."""
+
+
+class StreamFirst:
+    """Claims from a stream first, and from the table if that found nothing. It has the methods of `TableSource`."""
+
+    def __init__(self, table: TableSource, stream: StreamReader) -> None:
+        self.using = table.using
+        self.table = table
+        self.stream = stream
+        # Where the stream stood at the last look at the table, the time of the next one, and whether the last claim had
+        # streamed messages.
+        self._passed = ""
+        self._table_at = 0.0
+        self._was_streamed = False
+
+    @contextmanager
+    def claim(self, limit: int) -> Iterator[Claim]:
+        """Claim from the stream, or from the table if that found nothing; after streamed messages, the table is first.
+
+        One of them is left out until it is time to look there again.
+        """
+        self.stream.note_connection()
+        from_stream, from_table, now = self.stream.claim, self._claim_from_table, time.monotonic()
+        claims: list[Callable[[int], AbstractContextManager[Claim]]] = [from_stream, from_table]
+        if now < self.stream.next_look:
+            claims = [from_table]
+        elif now < self._table_at:
+            claims = [from_stream]
+        elif self._was_streamed:
+            claims = [from_table, from_stream]
+        for place, claim_from in enumerate(claims, 1):
+            with claim_from(limit) as claim:
+                self._was_streamed = bool(claim.messages) and isinstance(claim.mark, StreamedBatch)
+                # The time of the claim runs from here, so nothing more is claimed if half of it is over.
+                if claim.messages or place == len(claims) or self.is_late:
+                    yield claim
+                    return
+
+    def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
+        return self.stream.claim_one(message)
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        settle = self.stream.settle if isinstance(claim.mark, StreamedBatch) else self.table.settle
+        settle(claim, settlement)
+
+    def rewind(self) -> None:
+        self.table.rewind()
+        self.stream.rewind()
+
+    def sweep_next(self) -> None:
+        self.table.sweep_next()
+        self._table_at = 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        # The table may have had a message that waited for the stream.
+        return self.stream.has_nothing and self._passed == self.stream.passed and self.table.exhausted
+
+    @property
+    def complete(self) -> bool:
+        return self.table.complete
+
+    @property
+    def lags(self) -> bool:
+        return self.stream.goes_on or self.table.lags
+
+    @property
+    def is_late(self) -> bool:
+        return self.table.is_late
+
+    @property
+    def longest_wait(self) -> float:
+        return self.stream.longest_wait
+
+    @property
+    def wake_ups(self) -> Set[str]:
+        return self.stream.wake_ups
+
+    def lease(self, message: Message) -> Lease | None:
+        return self.table.lease(message)
+
+    def renew(self, lease: Lease) -> bool:
+        return self.table.renew(lease)
+
+    def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
+        return self.table.claim_leased(message, lease)
+
+    def keep_processed(self) -> bool:
+        return self.table.keep_processed()
+
+    def find_refused(self, settlement: Settlement) -> dict[int, str]:
+        return self.table.find_refused(settlement)
+
+    def find_paused_types(self) -> frozenset[str]:
+        return self.table.find_paused_types()
+
+    def watch(self) -> AbstractContextManager[None]:
+        return self.table.watch()
+
+    def close(self) -> None:
+        self.stream.close()
+
+    @contextmanager
+    def _claim_from_table(self, limit: int) -> Iterator[Claim]:
+        passed = self.stream.passed
+        with self.table.claim(limit, passed=passed) as claim:
+            if self.stream.note_backend(claim.backend):
+                # What it has left out may be due.
+                self.rewind()
+                yield Claim([])
+                return
+            self._passed = passed
+            self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
+            yield claim
