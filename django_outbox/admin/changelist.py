@@ -15,7 +15,7 @@ from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.filters import CauseFilter, Grouping, PublisherFilter, TimeFilter, TypedFilter, Wanted
+from django_outbox.admin.filters import CauseFilter, PublisherFilter, TimeFilter, TypedFilter, Wanted
 from django_outbox.admin.listing import (
     ALL,
     KEYED_LIMIT,
@@ -30,19 +30,14 @@ from django_outbox.admin.listing import (
     pending_publisher,
     state_of,
 )
-from django_outbox.admin.overview_page import describe_causes
 from django_outbox.brokers.ids import id_of
 from django_outbox.conf import get_settings
-from django_outbox.models import Overview, Status
+from django_outbox.models import Status
 from django_outbox.monitoring import status
 from django_outbox.text import escape
 
 SUGGESTED = 1000
 """Number of messages from which types and error classes are suggested."""
-
-MAX_CAUSES = 100
-"""Maximum number of causes that are listed."""
-
 
 DECEPTIVE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters of a page that are not shown, or change the direction of text. Translations need marks and joiners."""
@@ -145,22 +140,8 @@ class MessageList(ChangeList):
         if not self.result_count and not self.query and self.state != Status.PENDING:
             verdict = status(self.root_queryset.db).verdict
             self.warning = verdict.sentence if verdict.level else ""
-        grouped = any(isinstance(spec, Grouping) and spec.chosen() == "cause" for spec in self.filter_specs)
-        self.causes = self._find_causes(request) if grouped else None
         left_out = self._columns_left_out()
         self.list_display = [name for name in self.list_display if name not in left_out]
-
-    def _find_causes(self, request: HttpRequest) -> list[dict[str, Any]]:
-        """Return the causes of the newest failures, as the overview shows them, that match the filters."""
-        figures = status(self.root_queryset.db)
-        of_cause = [wanted for wanted in self.wanted if wanted.field in ("publisher", "type", "error_class")]
-        groups = [
-            group
-            for group in figures.failures
-            if all(wanted.matches(getattr(group, wanted.field)) for wanted in of_cause)
-        ]
-        overview: Any = self.model_admin.admin_site.get_model_admin(Overview)
-        return describe_causes(groups[:MAX_CAUSES], figures, overview.links(request, figures.using))
 
     def _title(self) -> str:
         if self.query:

@@ -197,18 +197,6 @@ class ErrorClassFilter(TypedFilter):
         return Wanted("error_class", wildcard(self.value, re.IGNORECASE if is_lower else 0).search)
 
 
-class Grouping(ChoiceFilter):
-    """Whether the list of failed messages has a row for each message or for each cause."""
-
-    title = _("rows")
-    parameter_name = "by"
-    template = "admin/django_outbox/outboxmessage/state_filter.html"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        of_failed = state_of(request) == Status.FAILED and not request.GET.get(SEARCH_VAR)
-        return [("", _("Each message")), ("cause", _("By cause"))] if of_failed else []
-
-
 class CauseFilter(TypedFilter):
     """Failed messages with the same error, numbers and ids aside. The overview links to it; it cannot be typed."""
 

@@ -15,7 +15,6 @@ from django_outbox.admin.changelist import MessageList
 from django_outbox.admin.filters import (
     CauseFilter,
     ErrorClassFilter,
-    Grouping,
     PublisherFilter,
     StateFilter,
     TimeFilter,
@@ -71,7 +70,6 @@ class OutboxMessageAdmin(OperationsAdmin):
     list_display = (_type, "state", "key", "publisher", "attempts", "when", "short_error")
     list_filter = (
         StateFilter,
-        Grouping,
         PublisherFilter,
         TypeFilter,
         ErrorClassFilter,

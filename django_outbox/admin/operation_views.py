@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
@@ -14,37 +13,31 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import connections, router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.changelist import ReadOnly
-from django_outbox.admin.display import number
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
     CANCEL,
     DISCARD,
     HOLD,
-    MAX_GROUPS,
     MAX_REASON_LENGTH,
     NOT_TYPED,
     OPERATIONS,
     REQUEUE,
     RETRY_NOW,
-    Applied,
     Operation,
     apply,
-    effects_on_keys,
+    describe_confirmation,
     find_targets,
-    group,
     is_typed,
     log,
     logged_change,
-    number_to_type,
     outcome,
     read_ids,
+    read_reason,
     report_archive_failure,
-    with_count,
     with_reason,
 )
 from django_outbox.conf import get_settings
@@ -159,7 +152,7 @@ def _action(operation: Operation, permission: str, description: Any) -> Callable
 
     @admin.action(permissions=[permission], description=description)
     def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self._confirm(request, operation, queryset.values_list("pk", flat=True)[:LIMIT])
+        return self._confirm(request, operation, list(queryset.values_list("pk", flat=True)[:LIMIT]))
 
     return ask
 
@@ -203,29 +196,27 @@ class OperationsAdmin(ReadOnly):
         """Ask for confirmation of an operation on the messages `ids`, or run it if the request is `confirmed`."""
         if not (self.has_view_permission(request) and request.user.has_perm(operation.permission)):
             raise PermissionDenied
-        response = HttpResponseRedirect(self._url(request, "changelist"))
+        back = HttpResponseRedirect(self._url(request, "changelist"))
         if request.method != "POST":
-            return response
+            return back
         try:
             ids = read_ids(request.POST.get("ids", ""))
         except ValueError as error:
             raise BadRequest("ids") from error
         if "confirmed" not in request.POST:
-            return self._confirm(request, operation, ids) or response
+            return self._confirm(request, operation, ids) or back
         if not is_typed(operation, len(ids), request.POST):
             self.message_user(request, NOT_TYPED, messages.ERROR)
-            return self._confirm(request, operation, ids) or response
+            return self._confirm(request, operation, ids) or back
+        reason, by = read_reason(request.POST), request.user.get_username()
         try:
-            reason, by = request.POST.get("reason", ""), request.user.get_username()
             done = apply(operation, ids, request.user.pk, reason, by=by)
         except ArchiveUnavailable as error:
             self.message_user(request, report_archive_failure(error), messages.ERROR)
-            return response
-        text = outcome(operation, done.changed, len(ids))
-        if url := self._result_url(operation, done):
-            text = format_html('{} <a href="{}">{}</a>', text, url, _("Show"))
-        self.message_user(request, text, messages.SUCCESS if done.changed else messages.WARNING)
-        return response
+            return back
+        level = messages.SUCCESS if done.changed else messages.WARNING
+        self.message_user(request, outcome(operation, done.changed, len(ids)), level)
+        return back
 
     def edit_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
         """Show the form that edits and requeues a failed message, or save it."""
@@ -252,43 +243,21 @@ class OperationsAdmin(ReadOnly):
         )
 
     def _confirm(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> HttpResponse | None:
-        asked = list(ids)
-        targets = find_targets(operation, asked)
+        targets = find_targets(operation, ids)
         if not targets:
-            self.message_user(
-                request, _("The operation applies to none of the selected messages. Nothing was changed."),
-                messages.WARNING,
-            )  # fmt: skip
+            text = _("The operation applies to none of the selected messages. Nothing was changed.")
+            self.message_user(request, text, messages.WARNING)
             return None
-        groups = group(targets)
         return self.render(
             request,
             "overview/confirmation",
             operation.title,
-            operation=operation,
-            effects=effects_on_keys(operation, targets),
-            button=with_count(operation.button, len(targets)),
-            type_number=number_to_type(operation, len(targets)),
+            **describe_confirmation(operation, targets),
             action_url=self._url(request, operation.name),
             back_url=self._url(request, "changelist"),
             ids=",".join(str(target.id) for target in targets),
-            groups=[(*names, number(count)) for names, count in groups[:MAX_GROUPS]],
-            not_shown=len(groups) - MAX_GROUPS,
-            skipped=len(asked) - len(targets),
-            max_length=MAX_REASON_LENGTH,
+            skipped=len(ids) - len(targets),
         )
-
-    def _result_url(self, operation: Operation, done: Applied) -> str:
-        if operation.result is None or not done.changed:
-            return ""
-        if len(done.targets) == 1:
-            return self._reverse("change", done.targets[0].id)
-        parameters = {"state": operation.result.value}
-        for name in ("type", "publisher"):
-            values = {getattr(target, name) for target in done.targets}
-            if len(values) == 1:
-                parameters[name] = values.pop()
-        return f"{self._reverse('changelist')}?{urlencode(parameters)}"
 
     def _reverse(self, name: str, *args: Any) -> str:
         route = f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}"

@@ -47,7 +47,11 @@ LOGGED_GROUPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation on the messages of one state; others are left alone. Its URL is derived from its name."""
+    """An operation on the messages of one state; others are left alone. Its URL is derived from its name.
+
+    The texts `button` and `done` have `%(count)s` for the number of messages. `blocking` and `not_blocking` are its
+    effect on later messages of the keys that its messages block, and do not block.
+    """
 
     name: str
     permission: str
@@ -56,16 +60,12 @@ class Operation:
     title: Any
     explanation: Any
     blocking: Any
-    """Its effect on the keys that messages block, with `%(count)s` for the number of messages, like the texts below."""
     not_blocking: Any = ""
-    """Its effect on the keys that messages do not block."""
     button: Any
     done: Any
     log_flag: int = CHANGE
     run: Callable[[OutboxMessageQuerySet, str, str], int]
     """Applies it to messages, with the name of the operator and the reason, and returns how many were changed."""
-    result: Status | None = Status.PENDING
-    """The state of the messages afterwards; None if they are deleted."""
 
 
 REQUEUE = Operation(
@@ -77,18 +77,8 @@ REQUEUE = Operation(
     explanation=_(
         "They become due at once with a fresh set of attempts. Do this after the cause of the failure has been fixed."
     ),
-    blocking=ngettext_lazy(
-        "%(count)s message blocks its key. It is delivered first, then the messages that wait behind it.",
-        "%(count)s messages block their keys. They are delivered first, then the messages that wait behind them.",
-        "number",
-    ),
-    not_blocking=ngettext_lazy(
-        "%(count)s message does not block its key. Later messages with its key may already have been delivered, so it "
-        "may arrive out of order.",
-        "%(count)s messages do not block their keys. Later messages with their keys may already have been delivered, "
-        "so they may arrive out of order.",
-        "number",
-    ),
+    blocking=_("Messages that wait behind are delivered afterwards."),
+    not_blocking=_("Later messages with the same key may already have been delivered, so the order may change."),
     button=ngettext_lazy("Requeue %(count)s message", "Requeue %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was requeued.", "%(count)s messages were requeued.", "number"),
     run=lambda messages, by, reason: messages.requeue(),
@@ -108,21 +98,11 @@ DISCARD = Operation(
     label=_("Discard"),
     title=_("Discard failed messages"),
     explanation=lazy(_explain_discard, str)(),
-    blocking=ngettext_lazy(
-        "%(count)s message blocks its key. The messages that wait behind it will be delivered.",
-        "%(count)s messages block their keys. The messages that wait behind them will be delivered.",
-        "number",
-    ),
-    not_blocking=ngettext_lazy(
-        "%(count)s message does not block its key. No message waits for it.",
-        "%(count)s messages do not block their keys. No message waits for them.",
-        "number",
-    ),
+    blocking=_("Messages that wait behind will be delivered."),
     button=ngettext_lazy("Discard %(count)s message", "Discard %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was discarded.", "%(count)s messages were discarded.", "number"),
     log_flag=DELETION,
     run=lambda messages, by, reason: discard(messages, by=by),
-    result=None,
 )
 
 RETRY_NOW = Operation(
@@ -131,14 +111,8 @@ RETRY_NOW = Operation(
     state=Status.PENDING,
     label=_("Retry now"),
     title=_("Retry pending messages now"),
-    explanation=_(
-        "They become due at once, whatever they wait for, and keep their attempts. Held messages are released."
-    ),
-    blocking=ngettext_lazy(
-        "%(count)s message has a key. It still waits for earlier messages with its key.",
-        "%(count)s messages have a key. They still wait for earlier messages with their keys.",
-        "number",
-    ),
+    explanation=_("They become due at once, whatever they wait for, and keep their attempts."),
+    blocking=_("Earlier messages with the same key are still delivered first."),
     button=ngettext_lazy("Retry %(count)s message", "Retry %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message is due now.", "%(count)s messages are due now.", "number"),
     run=lambda messages, by, reason: messages.retry_now(),
@@ -151,11 +125,7 @@ HOLD = Operation(
     label=_("Hold"),
     title=_("Hold pending messages"),
     explanation=_("They are not delivered until someone retries them."),
-    blocking=ngettext_lazy(
-        "%(count)s message has a key. Later messages with its key wait as well.",
-        "%(count)s messages have a key. Later messages with their keys wait as well.",
-        "number",
-    ),
+    blocking=_("Later messages with the same key wait as well."),
     button=ngettext_lazy("Hold %(count)s message", "Hold %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message is held.", "%(count)s messages are held.", "number"),
     run=lambda messages, by, reason: messages.hold(),
@@ -168,15 +138,10 @@ CANCEL = Operation(
     label=_("Cancel"),
     title=_("Cancel pending messages"),
     explanation=_("They become failed and are not delivered. They can still be requeued, or discarded for good."),
-    blocking=ngettext_lazy(
-        "%(count)s message has a key. Later messages with its key will be delivered without it.",
-        "%(count)s messages have a key. Later messages with their keys will be delivered without them.",
-        "number",
-    ),
+    blocking=_("Later messages with the same key will be delivered without waiting."),
     button=ngettext_lazy("Cancel %(count)s message", "Cancel %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was cancelled.", "%(count)s messages were cancelled.", "number"),
     run=lambda messages, by, reason: messages.cancel(reason),
-    result=Status.FAILED,
 )
 
 OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW, HOLD, CANCEL)
@@ -187,6 +152,12 @@ OF_STREAMS = (HOLD, CANCEL)
 STREAM_PATIENCE = 5.0
 """Seconds to wait for a relay that is delivering messages of a stream. It has no locks of its messages, so none of them
 can be changed in the meantime."""
+
+
+BLOCKING = ngettext_lazy("%(count)s message blocks its key.", "%(count)s messages block their keys.", "number")
+NOT_BLOCKING = ngettext_lazy(
+    "%(count)s message does not block its key.", "%(count)s messages do not block their keys.", "number"
+)
 
 
 class Target(NamedTuple):
@@ -215,63 +186,75 @@ def read_ids(text: str) -> list[int]:
 
 def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
     """Return the messages among `ids` that the operation would change, from the database that it will write to."""
-    targets = _read(_in_its_state(operation, ids))
-    return targets + _read_waiting(ids) if operation in OF_STREAMS else targets
+    using = router.db_for_write(OutboxMessage)
+    targets = _read(_with_ids(ids, using).with_status(operation.state))
+    return targets + _read_waiting(ids, using) if operation in OF_STREAMS else targets
 
 
-def group(targets: Iterable[Target]) -> list[tuple[tuple[str, str], int]]:
+def describe_confirmation(operation: Operation, targets: Sequence[Target], *, more: bool = False) -> dict[str, Any]:
+    """Return what a confirmation shows: the messages by type and error class, the effect on keys, and the button.
+
+    Args:
+        more: whether there may be more messages than these.
+    """
+    groups = _group(targets)
+    blocking = sum(target.blocks_key for target in targets)
+    not_blocking = sum(bool(target.partition) and not target.blocks_key for target in targets)
+    effects = ((BLOCKING, blocking, operation.blocking), (NOT_BLOCKING, not_blocking, operation.not_blocking))
+    return {
+        "operation": operation,
+        "groups": [(*names, number(count)) for names, count in groups[:MAX_GROUPS]],
+        "not_shown": len(groups) - MAX_GROUPS,
+        "effects": [f"{with_count(text, count)} {effect}" for text, count, effect in effects if count and effect],
+        "button": with_count(operation.button, Count(len(targets), more)),
+        "type_number": number_to_type(operation, len(targets)),
+        "max_length": MAX_REASON_LENGTH,
+    }
+
+
+def _group(targets: Iterable[Target]) -> list[tuple[tuple[str, str], int]]:
     """Return the types and error classes with the number of their messages, the largest group first."""
     return Counter(sorted((target.type, target.error_class) for target in targets)).most_common()
 
 
-def effects_on_keys(operation: Operation, targets: Iterable[Target]) -> list[str]:
-    """Describe the effect of the operation on the messages' keys; messages without a key are left out."""
-    blocking = not_blocking = 0
-    for target in targets:
-        blocking += target.blocks_key
-        not_blocking += bool(target.partition) and not target.blocks_key
-    counts = ((operation.blocking, blocking), (operation.not_blocking, not_blocking))
-    return [with_count(text, count) for text, count in counts if count]
-
-
 def apply(operation: Operation, ids: Sequence[int], user_id: Any, reason: str = "", *, by: str = "") -> Applied:
-    """Run the operation on the messages that are still in its state, log it, and return them.
-
-    Pending messages that a relay is delivering are left out. There is one UPDATE or DELETE, which checks the state
-    again, and one entry of the log.
+    """Run the operation on selected messages, write one entry of the log, and return what was changed.
 
     Raises:
         ArchiveUnavailable: the messages could not be archived before they are discarded. Nothing was changed.
     """
-    alias = router.db_for_write(OutboxMessage)
-    reason = reason.strip()[:MAX_REASON_LENGTH]
-    with logged_change(alias):
-        # First those of streams: from there, a relay moves messages to the table.
-        targets = _lock_waiting(ids, alias) if operation in OF_STREAMS else []
-        targets += _lock_in_table(operation, ids, alias)
-        if not targets:
-            return Applied([], 0)
-        locked = OutboxMessage.objects.using(alias).filter(pk__in=[target.id for target in targets])
-        count = operation.run(locked, by, reason)
-        if count:
+    using = router.db_for_write(OutboxMessage)
+    with logged_change(using):
+        applied = change(operation, ids, using, by=by, reason=reason)
+        if applied.changed:
             groups = [
                 f"{number(size)} {type} ({error_class})" if error_class else f"{number(size)} {type}"
-                for (type, error_class), size in group(targets)
+                for (type, error_class), size in _group(applied.targets)
             ]
             listed = ", ".join([*groups[:LOGGED_GROUPS], "…"] if len(groups) > LOGGED_GROUPS else groups)
-            text = with_reason(f"{with_count(operation.done, count)} {listed}.", reason)
-            log(user_id, operation.log_flag, text, ids=[target.id for target in targets])
-        return Applied(targets, count)
+            text = with_reason(f"{with_count(operation.done, applied.changed)} {listed}.", reason)
+            log(user_id, operation.log_flag, text, ids=[target.id for target in applied.targets])
+        return applied
+
+
+def change(operation: Operation, ids: Sequence[int], using: str, *, by: str, reason: str) -> Applied:
+    """Lock the messages that are still in the operation's state, and change them by one UPDATE or DELETE.
+
+    Pending messages that a relay is delivering are left out.
+    """
+    # First those of streams: from there, a relay moves messages to the table.
+    targets = _lock_waiting(ids, using) if operation in OF_STREAMS else []
+    targets += _lock_in_table(operation, ids, using)
+    if not targets:
+        return Applied([], 0)
+    locked = OutboxMessageQuerySet(OutboxMessage, using=using).filter(pk__in=[target.id for target in targets])
+    return Applied(targets, operation.run(locked, by, reason))
 
 
 def with_count(text: Any, count: int | Count) -> str:
     """Return the singular or plural of a text, with the count in it."""
-    if isinstance(count, int):
-        return str(text % {"number": count, "count": number(count)})
-    shown = number(count.number)
-    if count.more:
-        shown = gettext("more than %(count)s") % {"count": shown}
-    return str(text % {"number": count.number + count.more, "count": shown})
+    value = count if isinstance(count, Count) else Count(count)
+    return str(text % {"number": value.number + value.more, "count": value})
 
 
 def number_to_type(operation: Operation, count: int) -> str:
@@ -309,6 +292,10 @@ def logged_change(using: str) -> Iterator[None]:
         yield
 
 
+def read_reason(form: Mapping[str, Any]) -> str:
+    return str(form.get("reason", "")).strip()[:MAX_REASON_LENGTH]
+
+
 def with_reason(text: str, reason: str) -> str:
     if not reason:
         return text
@@ -318,22 +305,13 @@ def with_reason(text: str, reason: str) -> str:
 
 def outcome(operation: Operation, done: int, asked: int) -> str:
     """Describe the result of an operation that was to change `asked` messages and changed `done`."""
+    skipped = ngettext_lazy(
+        "%(count)s message was left alone, because it has changed, or a relay is delivering it.",
+        "%(count)s messages were left alone, because they have changed, or a relay is delivering them.",
+        "number",
+    )
     text = with_count(operation.done, done)
-    if done == asked:
-        return text
-    if operation.state is Status.FAILED:
-        skipped = ngettext_lazy(
-            "%(count)s message was no longer failed and was not changed.",
-            "%(count)s messages were no longer failed and were not changed.",
-            "number",
-        )
-    else:
-        skipped = ngettext_lazy(
-            "%(count)s message was not changed, because it was being delivered, or there was nothing to change.",
-            "%(count)s messages were not changed, because they were being delivered, or there was nothing to change.",
-            "number",
-        )
-    return f"{text} {with_count(skipped, asked - done)}"
+    return f"{text} {with_count(skipped, asked - done)}" if done < asked else text
 
 
 def report_archive_failure(error: ArchiveUnavailable) -> str:
@@ -352,18 +330,13 @@ def _names(ids: Sequence[int]) -> str:
     return with_count(ngettext_lazy("%(count)s message", "%(count)s messages", "number"), len(ids))
 
 
-def _with_ids(ids: Sequence[int]) -> OutboxMessageQuerySet:
-    messages = OutboxMessageQuerySet(OutboxMessage, using=router.db_for_write(OutboxMessage))
-    return messages.filter(pk__in=ids).order_by("pk")
+def _with_ids(ids: Sequence[int], using: str) -> OutboxMessageQuerySet:
+    return OutboxMessageQuerySet(OutboxMessage, using=using).filter(pk__in=ids).order_by("pk")
 
 
-def _in_its_state(operation: Operation, ids: Sequence[int]) -> OutboxMessageQuerySet:
-    return _with_ids(ids).with_status(operation.state)
-
-
-def _read_waiting(ids: Sequence[int], *, lock: bool = False) -> list[Target]:
-    """Return the messages that wait in streams. Those with a key block it as soon as they are held."""
-    targets = _read(_with_ids(ids).waiting_in_streams(lock=lock))
+def _read_waiting(ids: Sequence[int], using: str, *, lock: bool = False) -> list[Target]:
+    """Return the messages that wait in streams. A held message blocks its key."""
+    targets = _read(_with_ids(ids, using).waiting_in_streams(lock=lock))
     return [target._replace(blocks_key=bool(target.partition)) for target in targets]
 
 
@@ -383,7 +356,7 @@ def _lock_waiting(ids: Sequence[int], alias: str) -> list[Target]:
     try:
         with transaction.atomic(using=alias):
             store.limit_lock_waits(STREAM_PATIENCE)
-            targets = _read_waiting(ids, lock=True)
+            targets = _read_waiting(ids, alias, lock=True)
             store.limit_lock_waits(None)
     except OperationalError as error:
         if not store.is_conflict(error):
@@ -393,7 +366,7 @@ def _lock_waiting(ids: Sequence[int], alias: str) -> list[Target]:
 
 
 def _lock_in_table(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
-    messages: Any = _in_its_state(operation, ids)
+    messages: Any = _with_ids(ids, alias).with_status(operation.state)
     if operation.state is Status.FAILED:
         return _read(messages.select_for_update())
     if connections[alias].features.has_select_for_update_skip_locked:

@@ -1,36 +1,31 @@
 """The overview in the admin: whether messages are delivered, what stands in the way, and the operations that help."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial, wraps
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 from django.contrib import admin, messages
-from django.contrib.admin import AdminSite
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import DatabaseError, connections, router, transaction
+from django.db import DatabaseError, connections, router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext_lazy
 
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.changelist import ReadOnly
-from django_outbox.admin.display import breakable, number
-from django_outbox.admin.listing import LIMIT, count_up_to
 from django_outbox.admin.operations import (
     MAX_REASON_LENGTH,
     NOT_TYPED,
     Operation,
+    describe_confirmation,
     is_typed,
     log,
-    number_to_type,
     outcome,
+    read_reason,
     report_archive_failure,
     with_count,
     with_reason,
@@ -40,61 +35,30 @@ from django_outbox.admin.overview_groups import (
     Group,
     Progress,
     advance,
+    find_members,
     read_waiting,
-    survey,
 )
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Overview, Status
+from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview, Status
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
-from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.monitoring.readings import holds_outbox
 from django_outbox.monitoring.views import outside_transactions
 from django_outbox.pausing import pause, resume
+from django_outbox.stores.clock import read_clock
 from django_outbox.text import describe
 
-SALT = "django_outbox.admin.resume"
 VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
-PERMISSIONS = {"pause": PAUSE, **{operation.name: operation.permission for operation in GROUP_OPERATIONS}}
 
 SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""
 
-_WAITING = gettext_lazy("They become due at once and keep their attempts. Held messages remain held.")
+MAX_STATE_AGE = 24 * 3600
+"""Seconds within which an operation can be confirmed and continued."""
 
-
-_reordered = WeakSet[AdminSite]()
-"""The sites with the overview first. A project may register its own subclass in its place."""
-
-
-def _with_overview_first(admin_site: AdminSite) -> Callable[..., list[Any]]:
-    """Return the site's `get_app_list`, with the overview first, and on the index the number of failed messages."""
-    get_app_list = admin_site.get_app_list
-
-    @wraps(get_app_list)
-    def reordered(request: HttpRequest, *args: Any, **kwargs: Any) -> list[Any]:
-        apps = get_app_list(request, *args, **kwargs)
-        is_index = request.path == reverse("admin:index", current_app=admin_site.name)
-        for models in (app["models"] for app in apps if app["app_label"] == Overview._meta.app_label):
-            models.sort(key=lambda model: model["model"] is not Overview)
-            if is_index and models[0]["model"] is Overview and (failed := _count_failed()):
-                values = {"name": models[0]["name"], "count": failed}
-                models[0]["name"] = _("%(name)s (%(count)s failed)") % values
-        return apps
-
-    return reordered
-
-
-def _count_failed() -> Count:
-    """Count the failed messages; none if they cannot be counted, so that the index of the project is shown anyway."""
-    using = router.db_for_read(OutboxMessage)
-    try:
-        with transaction.atomic(using=using):
-            return count_up_to(OutboxMessageQuerySet(OutboxMessage, using=using).failed().order_by("failed_at"), LIMIT)
-    except DatabaseError:
-        return NONE
+_HELD = ngettext_lazy("%(count)s held message is due again.", "%(count)s held messages are due again.", "number")
 
 
 @admin.register(Overview)
@@ -108,26 +72,18 @@ class OverviewAdmin(ReadOnly):
     step_seconds = 1.0
     """Seconds after which an operation shows its progress."""
 
-    def __init__(self, model: type[Overview], admin_site: AdminSite) -> None:
-        super().__init__(model, admin_site)
-        # Django sorts an app's models by name, and has no hook for another order.
-        if admin_site not in _reordered:
-            _reordered.add(admin_site)
-            setattr(admin_site, "get_app_list", _with_overview_first(admin_site))  # noqa: B010 - mypy
-
     def get_urls(self) -> list[URLPattern]:
         views: dict[str, Any] = {"pause": self.pause_view, "resume": outside_transactions(self.resume_view)}
         views.update({operation.name: partial(self.group_view, operation=operation) for operation in GROUP_OPERATIONS})
-        named = [
-            path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
-            for name, view in views.items()
-        ]
         overview = self.admin_site.admin_view(self.changelist_view)
         return [
             path("", overview, name="django_outbox_overview"),
             # The admin's index links to this name.
             path("", overview, name="django_outbox_overview_changelist"),
-            *named,
+            *(
+                path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
+                for name, view in views.items()
+            ),
         ]
 
     # Permissions: who may see messages may see the overview.
@@ -142,18 +98,18 @@ class OverviewAdmin(ReadOnly):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the overview, or with `?fragment=1` only the part of it that is refreshed."""
-        self._require(request, VIEW)
-        using = self._database(request)
+        using = self._database(request, VIEW)
         period = "day" if request.GET.get("period") == "day" else "hour"
+        allowed = [operation for operation in GROUP_OPERATIONS if request.user.has_perm(operation.permission)]
         context: dict[str, Any] = {
             "using": using,
+            "databases": find_databases(),
+            "in_list": using == router.db_for_read(OutboxMessage),
             "period": period,
             "refresh_seconds": self.refresh_seconds,
-            "refresh_url": self._url(request, "overview", period=period),
-            "list_url": self._list_url(request),
-            "databases": [
-                (alias, self._url(request, "overview", using=alias), alias == using) for alias in find_databases()
-            ],
+            "failed_operations": [operation for operation in allowed if operation.state is Status.FAILED],
+            "waiting_operations": [operation for operation in allowed if operation.state is Status.PENDING],
+            "may_pause": request.user.has_perm(PAUSE),
         }
         try:
             figures = status(using)
@@ -161,36 +117,33 @@ class OverviewAdmin(ReadOnly):
         except DatabaseError as error:
             context["unavailable"] = describe(error)
         else:
-            context.update(page.describe(figures, waiting, period, last_operations(), self.links(request, using)))
-        if request.GET.get("fragment"):
-            return TemplateResponse(request, "admin/django_outbox/overview/fragment.html", context)
+            context.update(page.describe(figures, waiting, period), operations=last_operations())
         title = _("Outbox · %(database)s") % {"database": using}
-        return self._show(request, "overview", title, **{**context, **(extra_context or {})})
+        name = "overview/fragment" if request.GET.get("fragment") else "overview/overview"
+        return self.render(request, name, title, **{**context, **(extra_context or {})})
 
     # Pause and resume.
 
     def pause_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for the type and a reason, and pause a publisher or a type."""
-        self._require(request, VIEW, PAUSE)
         using, publisher, type = self._target(request)
+        type = request.POST.get("type", type).strip()
         if publisher not in get_settings().publishers:
             raise Http404
         if len(type.encode()) > MAX_NAME_LENGTH:
             raise BadRequest("type")
-        if request.method == "POST":
-            reason = request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH]
-            done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
-            if done:
-                log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), subject=subject(publisher, type))
-            text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
-            self.message_user(request, text % {"subject": subject(publisher, type)}, messages.SUCCESS)
-            return self._back(request)
-        title = _("Pause %(publisher)s") % {"publisher": publisher}
-        return self._show(request, "pause", title, type=type, max_length=MAX_REASON_LENGTH)
+        if request.method != "POST":
+            title = _("Pause %(publisher)s") % {"publisher": publisher}
+            return self._show(request, "pause", title, type=type, max_length=MAX_REASON_LENGTH)
+        reason, what = read_reason(request.POST), subject(publisher, type)
+        done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
+        if done:
+            log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), subject=what)
+        text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
+        return self._back(request, text % {"subject": what})
 
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, and resume a publisher or a type; held messages are released in steps."""
-        self._require(request, VIEW, PAUSE)
         using, publisher, type = self._target(request)
         if not publisher:
             raise Http404
@@ -200,146 +153,111 @@ class OverviewAdmin(ReadOnly):
             return self._show(request, "resume", title, type=type)
         if "stop" in request.POST:
             text = _("Resumed: %(subject)s. Not all held messages are due yet; resume it again to finish.")
-            self.message_user(request, text % {"subject": what}, messages.WARNING)
-            return self._back(request)
-        released = self._read_released(request, [using, publisher, type])
+            return self._back(request, text % {"subject": what}, messages.WARNING)
+        before = self._read_state(request)["released"] if "state" in request.POST else None
         result = resume(publisher, type, using=using, batch_size=self.resume_batch_size, max_seconds=self.step_seconds)
-        if released is None and (result.was_paused or result.released):
+        if before is None and (result.was_paused or result.released):
             log(request.user.pk, CHANGE, _("Resumed."), subject=what)
-        released = (released or 0) + result.released
-        held = ngettext(
-            "%(number)s held message is due again.", "%(number)s held messages are due again.", released
-        ) % {"number": number(released)}
+        released = (before or 0) + result.released
+        held = with_count(_HELD, released)
         if not result.complete:
-            state = signing.dumps([using, publisher, type, released], salt=SALT)
-            return self._show(request, "progress", title, text=held, state=state)
+            return self._show(request, "progress", title, text=held, state=self._sign(request, released=released))
         text = _("Resumed: %(subject)s.") % {"subject": what}
-        self.message_user(request, f"{text} {held}" if released else text, messages.SUCCESS)
-        return self._back(request)
+        return self._back(request, f"{text} {held}" if released else text)
 
     # Requeue, discard and retry a group.
 
     def group_view(self, request: HttpRequest, operation: Operation) -> HttpResponse:
-        self._require(request, VIEW, operation.permission)
-        values = [self._value(request, each) for each in ("publisher", "error_class", "type", "fingerprint")]
-        group = Group(self._database(request), *values)
-        if request.method == "POST" and "state" in request.POST:
-            return self._continue(request, operation, group)
-        return self._confirm(request, operation, group)
+        """Ask for confirmation of an operation on the messages of one cause, and run it in steps."""
+        using = self._database(request, VIEW, operation.permission)
+        group = Group(
+            using, *(request.GET.get(name, "") for name in ("publisher", "error_class", "type", "fingerprint"))
+        )
+        if request.method != "POST" or "state" not in request.POST:
+            return self._confirm(request, operation, group)
+        progress = Progress(**self._read_state(request))
+        if "stop" in request.POST:
+            text = _("Stopped. %(result)s") % {"result": with_count(operation.done, progress.done)}
+            return self._back(request, text, messages.WARNING)
+        if progress.reason is None:
+            if not is_typed(operation, progress.expected, request.POST):
+                self.message_user(request, NOT_TYPED, messages.ERROR)
+                return self._confirm(request, operation, group)
+            progress = replace(progress, reason=read_reason(request.POST))
+        by = request.user.get_username()
+        try:
+            progress = advance(operation, group, progress, by=by, user_id=request.user.pk, seconds=self.step_seconds)
+        except ArchiveUnavailable as error:
+            return self._back(request, report_archive_failure(error), messages.ERROR)
+        if progress.finished:
+            text = outcome(operation, progress.done, progress.expected)
+            return self._back(request, text, messages.SUCCESS if progress.done else messages.WARNING)
+        return self._show(
+            request,
+            "progress",
+            operation.title,
+            text=with_count(operation.done, progress.done),
+            state=self._sign(request, **asdict(progress)),
+            done=progress.done,
+            expected=max(progress.done, progress.expected),
+        )
 
     def _confirm(self, request: HttpRequest, operation: Operation, group: Group) -> HttpResponse:
         """Show what an operation would change. The state in the form leaves out messages that join the group later."""
-        found = survey(operation, group)
-        if not found.count:
-            self.message_user(request, _("These messages no longer exist."), messages.WARNING)
-            return self._back(request)
-        user_id = str(request.user.pk)
-        progress = Progress(operation.name, group, found.until.isoformat(), found.count.number, user_id)
-        effects = [(operation.blocking, found.blocking), (operation.not_blocking, found.not_blocking)]
+        now = read_clock(group.using)
+        found = find_members(operation, group, now)
+        if not found.targets:
+            return self._back(request, _("These messages no longer exist."), messages.WARNING)
         return self._show(
             request,
             "confirmation",
             operation.title,
-            operation=replace(operation, explanation=_WAITING) if operation.state is Status.PENDING else operation,
+            **describe_confirmation(operation, found.targets, more=found.more),
             group=group,
-            groups=[(breakable(group.type), breakable(group.error_class), number(found.count))],
             example=found.example,
-            state=progress.sign(),
-            type_number=number_to_type(operation, progress.expected),
-            effects=[with_count(text, count) for text, count in effects if count],
-            button=with_count(operation.button, found.count),
-            max_length=MAX_REASON_LENGTH,
+            state=self._sign(request, **asdict(Progress(now.isoformat(), len(found.targets)))),
         )
-
-    def _continue(self, request: HttpRequest, operation: Operation, group: Group) -> HttpResponse:
-        try:
-            progress = Progress.read(request.POST["state"], str(request.user.pk))
-        except signing.BadSignature as error:
-            raise BadRequest("state") from error
-        if (progress.operation, progress.group) != (operation.name, group):
-            raise BadRequest("state")
-        if "stop" in request.POST:
-            text = outcome(operation, progress.done, progress.done)
-            self.message_user(request, _("Stopped. %(result)s") % {"result": text}, messages.WARNING)
-            return self._back(request)
-        if not progress.is_confirmed:
-            if not is_typed(operation, progress.expected, request.POST):
-                self.message_user(request, NOT_TYPED, messages.ERROR)
-                return self._confirm(request, operation, group)
-            progress = replace(progress, reason=request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH])
-        return self._step(request, operation, progress)
-
-    def _step(self, request: HttpRequest, operation: Operation, progress: Progress) -> HttpResponse:
-        try:
-            progress = advance(operation, progress, by=request.user.get_username(), seconds=self.step_seconds)
-        except ArchiveUnavailable as error:
-            self.message_user(request, report_archive_failure(error), messages.ERROR)
-            return self._back(request)
-        text = outcome(operation, progress.done, progress.done)
-        if not progress.finished:
-            counts = {"done": progress.done, "expected": max(progress.done, progress.expected)}
-            return self._show(request, "progress", operation.title, text=text, state=progress.sign(), **counts)
-        self.message_user(request, text, messages.SUCCESS if progress.done else messages.WARNING)
-        return self._back(request)
 
     # What the views share.
 
     def _show(self, request: HttpRequest, name: str, title: Any, /, **context: Any) -> HttpResponse:
-        links = {"back_url": self._url(request, "overview"), "action_url": request.get_full_path()}
-        return self.render(request, f"overview/{name}", title, **{**links, **context})
+        links = {"back_url": self._address(request), "action_url": request.get_full_path()}
+        return self.render(request, f"overview/{name}", title, **links, **context)
 
-    def _require(self, request: HttpRequest, *permissions: str) -> None:
+    def _back(self, request: HttpRequest, text: str, level: int = messages.SUCCESS) -> HttpResponse:
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(self._address(request))
+
+    def _address(self, request: HttpRequest) -> str:
+        return page.address(self.admin_site.name, "overview", using=request.GET.get("using", ""))
+
+    def _database(self, request: HttpRequest, *permissions: str) -> str:
+        """Return the alias of the database that the request names, if the operator has the permissions."""
         if not request.user.has_perms(permissions):
             raise PermissionDenied
-
-    def _database(self, request: HttpRequest) -> str:
         using = request.GET.get("using") or router.db_for_write(OutboxMessage)
         if using not in find_databases():
             raise Http404
         return using
 
     def _target(self, request: HttpRequest) -> tuple[str, str, str]:
-        return self._database(request), self._value(request, "publisher"), self._value(request, "type")
+        using = self._database(request, VIEW, PAUSE)
+        return using, request.GET.get("publisher", ""), request.GET.get("type", "")
 
-    def _value(self, request: HttpRequest, name: str) -> str:
-        values = request.POST if name in request.POST else request.GET
-        return values.get(name, "").strip()
+    def _sign(self, request: HttpRequest, **state: Any) -> str:
+        """Return the state of an operation, signed for its address and its operator."""
+        return signing.dumps(state, salt=_salt(request))
 
-    def _read_released(self, request: HttpRequest, what: list[str]) -> int | None:
-        """Return how many messages earlier steps of a resumption released; None in its first step."""
-        if "state" not in request.POST:
-            return None
+    def _read_state(self, request: HttpRequest) -> dict[str, Any]:
         try:
-            *known, released = signing.loads(request.POST["state"], salt=SALT)
+            state: dict[str, Any] = signing.loads(request.POST["state"], salt=_salt(request), max_age=MAX_STATE_AGE)
         except signing.BadSignature as error:
             raise BadRequest("state") from error
-        if known != what:
-            raise BadRequest("state")
-        return int(released)
+        return state
 
-    def _back(self, request: HttpRequest) -> HttpResponseRedirect:
-        return HttpResponseRedirect(self._url(request, "overview"))
 
-    def _url(self, request: HttpRequest, view: str, **parameters: str) -> str:
-        name = "admin:django_outbox_overview" + ("" if view == "overview" else f"_{view}")
-        found = page.query(**{"using": request.GET.get("using", ""), **parameters})
-        return reverse(name, current_app=self.admin_site.name) + (f"?{found}" if found else "")
-
-    def _list_url(self, request: HttpRequest) -> str:
-        return reverse("admin:django_outbox_outboxmessage_changelist", current_app=self.admin_site.name)
-
-    def links(self, request: HttpRequest, using: str) -> page.Links:
-        in_list = using == router.db_for_read(OutboxMessage)
-
-        def find_messages(**filters: str) -> str:
-            return f"{self._list_url(request)}?{page.query(**filters)}" if in_list else ""
-
-        def find_message(id: int) -> str:
-            name = "admin:django_outbox_outboxmessage_change"
-            return reverse(name, args=[id], current_app=self.admin_site.name) if in_list else ""
-
-        allowed = frozenset(name for name, permission in PERMISSIONS.items() if request.user.has_perm(permission))
-        return page.Links(partial(self._url, request), find_messages, find_message, allowed)
+def _salt(request: HttpRequest) -> str:
+    return f"django_outbox.admin {request.user.pk} {request.get_full_path()}"
 
 
 def find_databases() -> list[str]:

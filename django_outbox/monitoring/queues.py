@@ -256,7 +256,9 @@ def fingerprint(error_start: str) -> str:
     return hashlib.blake2s(common.encode("utf-8", "replace"), digest_size=5).hexdigest()
 
 
-class _Failure(NamedTuple):
+class Failure(NamedTuple):
+    """A failed message, with `ERROR_START` of its error."""
+
     publisher: str
     error_class: str
     type: str
@@ -278,13 +280,16 @@ class Failures:
     blocking_ids: Mapping[tuple[str, int], int]
 
 
+def list_failures(using: str, limit: int) -> tuple[list[Failure], bool]:
+    """Return the newest failed messages, at most `limit`, and whether there are more."""
+    newest = OutboxMessage.objects.using(using).failed().order_by("-failed_at", "-id")
+    found = [Failure(*row) for row in newest.values_list(*Failure._fields[:-1], ERROR_START)[: limit + 1]]
+    return found[:limit], len(found) > limit
+
+
 def read_failures(using: str) -> Failures:
     """Read and group the newest failed messages of a database."""
-    newest = OutboxMessage.objects.using(using).failed().order_by("-failed_at", "-id")
-    rows = newest.values_list(*_Failure._fields[:-1], ERROR_START)[: MAX_FAILURES + 1]
-    found = [_Failure(*row) for row in rows]
-    more = len(found) > MAX_FAILURES
-    del found[MAX_FAILURES:]
+    found, more = list_failures(using, MAX_FAILURES)
     failed = Counter(each.publisher for each in found)
     blocking = Counter(each.publisher for each in found if each.blocks_key)
     blocking_ids: dict[tuple[str, int], int] = {}
@@ -311,11 +316,11 @@ def read_failures(using: str) -> Failures:
     return Failures(tuple(groups), not more, failed, blocking, blocking_ids)
 
 
-def _group_by_cause(failures: Sequence[_Failure]) -> dict[tuple[str, str, str, str], list[_Failure]]:
+def _group_by_cause(failures: Sequence[Failure]) -> dict[tuple[str, str, str, str], list[Failure]]:
     """Return the failures by cause; too many fingerprints of one publisher, error class and type are one group."""
     named = [((each.publisher, each.error_class, each.type), fingerprint(each.error)) for each in failures]
     fingerprints = Counter(cause for cause, _ in set(named))
-    groups: defaultdict[tuple[str, str, str, str], list[_Failure]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, str, str], list[Failure]] = defaultdict(list)
     for (cause, name), each in zip(named, failures, strict=True):
         groups[(*cause, name if fingerprints[cause] <= MAX_FINGERPRINTS else "")].append(each)
     return groups

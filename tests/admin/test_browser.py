@@ -48,15 +48,15 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
         "1 order.created shop.errors.Timeout",
     ]
     assert [sentence.text for sentence in operator.find_all(".outbox-keys")] == [
-        "1 message blocks its key. It is delivered first, then the messages that wait behind it.",
-        "1 message does not block its key. Later messages with its key may already have been delivered, so it may "
-        "arrive out of order.",
+        "1 message blocks its key. Messages that wait behind are delivered afterwards.",
+        "1 message does not block its key. Later messages with the same key may already have been delivered, so the "
+        "order may change.",
     ]
     operator.find("#id_reason").send_keys("the shop is open again")
     operator.picture("confirmation")
 
     operator.follow(operator.find("#content input[type=submit]"))
-    assert operator.find(".messagelist .success").text == "2 messages were requeued. Show"
+    assert operator.find(".messagelist .success").text == "2 messages were requeued."
     assert operator.column("key") == ["order-18"]
     operator.picture("requeued")
     assert [statuses()[id] for id in messages] == [Status.PENDING, Status.FAILED, Status.PENDING]

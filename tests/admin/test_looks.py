@@ -32,7 +32,6 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
     return {
         "list": CHANGELIST,
         "all": f"{CHANGELIST}?state=all",
-        "causes": f"{CHANGELIST}?by=cause",
         "message": url("change", id),
         "edit": url("edit", id),
         "overview": reverse("admin:django_outbox_overview"),

@@ -52,7 +52,7 @@ class TestStates:
         for status in Status:
             put(status, count, using=using)
         filters = [
-            {}, {"by": "cause"}, {"publisher": "other"}, {"type": "order.*"}, {"error_class": "x"},
+            {}, {"publisher": "other"}, {"type": "order.*"}, {"error_class": "x"},
             {"fingerprint": "x"}, {"from": "2026-01-01T00:00"}, {"until": "2026-01-01T00:00"}, {"q": "order-7"},
         ]  # fmt: skip
         for state in admin_counts.STATES:
@@ -339,21 +339,6 @@ def test_no_part_of_a_message_is_interpreted_as_html(admin_client: Client):
         assert page.status_code == 200
         assert SCRIPT not in text(page)
     assert text(pages[3]).count("&lt;script&gt;") > 6
-
-
-def test_failed_messages_are_listed_by_cause_with_their_operations(admin_client: Client):
-    put(Status.FAILED, 3, type="order.paid", error_class="shop.Timeout", error="no answer to order 7")
-    put(Status.FAILED, 2, type="order.sent", error_class="shop.Timeout", error="the shop is shut")
-    page = admin_client.get(CHANGELIST, {"by": "cause", "type": "order.p*"})
-    [cause] = page.context["cl"].causes
-    assert (str(cause["shown_type"]), cause["count"], cause["example"]) == (
-        "order.<wbr>paid",
-        "3",
-        "no answer to order 7",
-    )
-    assert "Requeue" in text(page)
-    listed = admin_client.get(cause["look"]).context["cl"]
-    assert {message.type for message in listed.result_list} == {"order.paid"}
 
 
 def test_a_message_that_failed_again_after_it_was_requeued_shows_its_earlier_attempts(admin_client: Client):

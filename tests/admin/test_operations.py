@@ -36,13 +36,8 @@ def confirm(client: Client, page: Any) -> Any:
 
 
 def notices(response: Any) -> list[str]:
-    """The texts of Django's messages to the user, without their links."""
-    return [str(message).partition(" <a")[0] for message in get_messages(response.wsgi_request)]
-
-
-def links(response: Any) -> list[str]:
-    """The links in Django's messages to the user."""
-    return re.findall(r'href="(.+?)"', " ".join(map(str, get_messages(response.wsgi_request))))
+    """The texts of Django's messages to the user."""
+    return [str(message) for message in get_messages(response.wsgi_request)]
 
 
 def logged() -> list[tuple[str | None, int, str]]:
@@ -65,7 +60,6 @@ class TestOperations:
         assert statuses(using) == {chosen: Status.PENDING, left: Status.FAILED}
         assert OutboxMessage.objects.using(using).due().get().attempts == 0
         assert logged() == [(str(chosen), CHANGE, "1 message was requeued. 1 order.created.")]
-        assert links(response) == [url("change", chosen)]
 
     def test_discard_deletes_the_selected_messages(self, using: str, admin_client: Client):
         chosen, left = put(Status.FAILED, 2, using=using)
@@ -75,7 +69,6 @@ class TestOperations:
         assert notices(response) == ["1 message was discarded."]
         assert statuses(using) == {left: Status.FAILED}
         assert logged() == [(str(chosen), DELETION, "1 message was discarded. 1 order.created.")]
-        assert links(response) == []
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
     def test_skip_messages_that_are_no_longer_failed(self, using: str, admin_client: Client, operation: str):
@@ -85,7 +78,9 @@ class TestOperations:
         messages.filter(pk=ids[0]).update(failed_at=None, processed_at=timezone.now())
         messages.filter(pk=ids[1]).delete()
         response = confirm(admin_client, page)
-        assert notices(response)[0].endswith("d. 2 messages were no longer failed and were not changed.")
+        assert notices(response)[0].endswith(
+            "d. 2 messages were left alone, because they have changed, or a relay is delivering them."
+        )
         assert statuses(using)[ids[0]] is Status.PROCESSED
         assert [entry[0] for entry in logged()] == [None]
 
@@ -157,12 +152,6 @@ class TestConfirmation:
         ]
         assert LogEntry.objects.get().object_repr == "3 messages"
 
-    def test_the_result_links_to_the_messages_in_their_new_state(self, admin_client: Client):
-        ids = put(Status.FAILED, 2, type="order.paid")
-        put(Status.FAILED)
-        (link,) = links(confirm(admin_client, act(admin_client, "requeue", ids)))
-        assert listed(admin_client.get(link.replace("&amp;", "&"))) == ids
-
     def test_counts_the_selected_messages_that_are_not_failed(self, admin_client: Client):
         failed, pending = put(Status.FAILED), put(Status.PENDING, 2)
         page = act(admin_client, "requeue", [*failed, *pending], "?state=all")
@@ -222,14 +211,14 @@ class TestEffectsOnKeys:
         [
             (
                 "requeue",
-                "2 messages block their keys. They are delivered first, then the messages that wait behind them.",
-                "3 messages do not block their keys. Later messages with their keys may already have been delivered, "
-                "so they may arrive out of order.",
+                "2 messages block their keys. Messages that wait behind are delivered afterwards.",
+                "3 messages do not block their keys. Later messages with the same key may already have been delivered, "
+                "so the order may change.",
             ),
             (
                 "discard",
-                "2 messages block their keys. The messages that wait behind them will be delivered.",
-                "3 messages do not block their keys. No message waits for them.",
+                "2 messages block their keys. Messages that wait behind will be delivered.",
+                "",
             ),
         ],
     )
@@ -237,18 +226,17 @@ class TestEffectsOnKeys:
         self, admin_client: Client, failed: dict[str, list[int]], operation: str, blocking: str, not_blocking: str
     ):
         page = act(admin_client, operation, [id for ids in failed.values() for id in ids])
-        assert page.context["effects"] == [blocking, not_blocking]
+        assert page.context["effects"] == [sentence for sentence in (blocking, not_blocking) if sentence]
         assert blocking in text(page)
-        assert not_blocking in text(page)
 
     @pytest.mark.parametrize(
         ("kind", "sentence"),
         [
-            ("blocking", "1 message blocks its key. It is delivered first, then the messages that wait behind it."),
+            ("blocking", "1 message blocks its key. Messages that wait behind are delivered afterwards."),
             (
                 "not blocking",
-                "1 message does not block its key. Later messages with its key may already have been delivered, so it "
-                "may arrive out of order.",
+                "1 message does not block its key. Later messages with the same key may already have been delivered, "
+                "so the order may change.",
             ),
         ],
     )

@@ -12,7 +12,7 @@ from django.utils import timezone
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from django_outbox.admin import overview, overview_groups
+from django_outbox.admin import overview
 from django_outbox.models import OutboxMessage, Pause, Status
 from django_outbox.monitoring.figures import Finding, Level
 from tests.support.admin.browser import Operator
@@ -261,7 +261,7 @@ def test_every_control_can_be_read(failed: list[int], page: Operator, scheme: st
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
-    monkeypatch.setattr(overview_groups, "WINDOW", 2)
+    monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
 
 
 @pytest.mark.usefixtures("small_steps")

@@ -3,14 +3,12 @@
 from typing import Any
 
 from django.test import Client
-from django.urls import reverse
 
-from django_outbox.admin.overview_page import query
+from django_outbox.admin import overview_page
 
 
 def address(view: str = "", **parameters: str) -> str:
-    url = reverse(f"admin:django_outbox_overview{view and '_' + view}")
-    return f"{url}?{query(**parameters)}" if parameters else url
+    return overview_page.address("admin", f"overview{view and '_' + view}", **parameters)
 
 
 def confirm(client: Client, url: str, **fields: str) -> Any:
