@@ -37,7 +37,7 @@ def guarantees() -> tuple[list[str], dict[str, str]]:
     promises, _, _ = page.partition("(not-guaranteed)=")
     rows = [line for line in promises.splitlines() if line.startswith("| ")]
     text = (DOCS / "explanation" / "evidence.md").read_text()
-    evidence = re.findall(r"^\(evidence-(\w+)\)=\n.+\n: (.+(?:\n  .+)*)", text, re.MULTILINE)
+    evidence = re.findall(r"^\[.+\]\{#evidence-(\w+)\}\n: (.+(?:\n  .+)*)", text, re.MULTILINE)
     assert len({name for name, _ in evidence}) == len(evidence), "two entries have one name"
     return [row for row in rows if not re.match(r"\| (Guarantee|---) ", row)], dict(evidence)
 
