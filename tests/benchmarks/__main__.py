@@ -23,7 +23,7 @@ from tests.benchmarks.workspace import scratch_database  # noqa: E402
 
 NAMES = [
     *("ladder", "drain", "costs", "database", "latency", "enqueue"),
-    *("scale", "growth", "archive", "monitoring", "celery", "inbox", "webhooks"),
+    *("scale", "growth", "celery", "inbox"),
 ]
 """Each is a module with `add_arguments(parser)` and `run(options) -> Report`."""
 

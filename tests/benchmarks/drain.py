@@ -3,7 +3,7 @@
 The client sends them from memory and waits for every confirm. RabbitMQ's are encoded in advance and written to a bare
 socket; the others' clients encode them. `publisher`: the outbox's publisher alone does the same, without a database.
 Kafka is KAFKA_URL, or three brokers that are started for this if their programs are in the cache, otherwise a mock of
-them. SQS is moto, which needs no server and searches a queue for each message, so measure it with 2,000.
+them.
 
 A backlog is read from the table, even with the source log. With `--running`, messages are also committed while a relay
 runs, and come from the log.
@@ -32,7 +32,6 @@ BROKERS = {
     "redis": "redis.RedisStreams",
     "nats": "nats.JetStream",
     "kafka": "kafka.Kafka",
-    "sqs": "sqs.SQSQueues",
 }
 """Classes in `brokers`. Their clients are imported when they are used."""
 

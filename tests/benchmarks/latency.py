@@ -2,24 +2,18 @@
 
 With `--waiting`, that many keys wait, as many messages are behind a key's message that waits, and each commit has a key
 of its own: nothing of that should cost anything. A relay begins to measure when it has swept over them once.
-
-With `--paused`, that many messages a second of a paused type are enqueued as well. They are released in the middle, and
-those of the last quarter of the time are delivered too.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import product
-from threading import Thread
 from typing import NamedTuple
 
 from django.db import connection, transaction
 
-from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.pausing import pause, resume
+from django_outbox import enqueue
 from django_outbox.stores import get_store
 from tests.benchmarks.drain import add_comparison, make_broker
 from tests.benchmarks.measuring import BenchmarkError, seconds_of, seconds_of_database
@@ -38,27 +32,19 @@ SETTLING_TIME = 2.0
 """Seconds after which an idle relay waits as long as it ever does."""
 
 
-PAUSED = "order.paused"
-
-PAUSED_BATCH = 50
-"""Messages of a paused type in a transaction."""
-
-
 class Case(NamedTuple):
-    """Whether commits wake the relay, the commits a second (0 for an idle relay), and messages of a paused type."""
+    """Whether commits wake the relay, and the commits a second: 0 for an idle relay."""
 
     broker: str
     source: str
     notify: bool
     commits: int
-    paused: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_comparison(parser)
     add_numbers(parser, seconds=20, rates=[1, 100, 500], workers=2)
     parser.add_argument("--waiting", metavar="N", type=int, default=0, help="Keys that wait (default: 0).")
-    parser.add_argument("--paused", metavar="N", type=int, default=0, help="Paused messages a second (default: 0).")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -88,24 +74,19 @@ def run(options: argparse.Namespace) -> Report:
                 if not case.commits:
                     return _idle_shares(relay.pid, options.seconds)
                 moments = random.Random(options.seed)
-                keyed = bool(options.waiting or options.paused)
-                with _pausing(case.paused, options.seconds, broker.topics[0]) as others:
-                    committed = _commit(case.commits, options.seconds, moments, broker.topics[0], keyed=keyed)
-                wait_for([relay], len(committed) + len(others))
-                # A message that was held is settled twice.
-                while case.paused and OutboxMessage.objects.pending().exists():
-                    time.sleep(0.1)
+                keyed = bool(options.waiting)
+                committed = _commit(case.commits, options.seconds, moments, broker.topics[0], keyed=keyed)
+                wait_for([relay], len(committed))
                 confirmed = relay.stop().confirmed
-            confirmed = {id: at for id, at in confirmed.items() if id not in others}
             if confirmed.keys() != committed.keys():
                 raise BenchmarkError(f"{len(committed)} were committed, and {len(confirmed)} delivered.")
             return sorted(1000 * (confirmed[id] - committed[id]) for id in committed)
 
         modes = (False, True) if get_store(connection).can_wake else (False,)
-        works = [*product(modes, options.rates, sorted({0, options.paused})), *product(modes, [0], [0])]
+        works = [*product(modes, options.rates), *product(modes, [0])]
         cases = [Case(*each, *work) for each in product(options.broker, options.source) for work in works]
         found = measure_all(cases, measure)
-    columns = ["broker", "source", "relay", "commits a second", "paused a second", "messages"]
+    columns = ["broker", "source", "relay", "commits a second", "messages"]
     report = Report(
         f"From the commit on {connection.display_name} to the broker's confirm",
         [*columns, *(f"p{percent}" for percent in PERCENTILES)],
@@ -114,7 +95,7 @@ def run(options: argparse.Namespace) -> Report:
         names = (case.broker, case.source, "woken" if case.notify else "polled")
         if case.commits:
             shown = [times[percent * (len(times) - 1) // 100] for percent in PERCENTILES]
-            report.rows.append([*names, case.commits, case.paused, len(times), *shown])
+            report.rows.append([*names, case.commits, len(times), *shown])
         else:
             idle = f"{times[0]:.2%} of a core, and its database {times[1]:.2%}"
             report.notes.append(f"An idle relay, {', '.join(names)}: {idle}.")
@@ -133,47 +114,6 @@ def _commit(rate: int, seconds: int, source: random.Random, topic: str, *, keyed
             message = enqueue("order.created", {"id": len(committed)}, topic=topic, key=key)
         committed[str(message.message_id)] = time.time()
     return committed
-
-
-@contextmanager
-def _pausing(rate: int, seconds: int, topic: str) -> Iterator[set[str]]:
-    """Enqueue messages of a paused type until the context ends; release them in the middle. Yield their IDs."""
-    ids: set[str] = set()
-    if not rate:
-        yield ids
-        return
-    pause("default", PAUSED)
-    began = time.monotonic()
-    errors: list[Exception] = []
-
-    def put() -> None:
-        try:
-            is_paused = True
-            for number in range(rate * seconds // PAUSED_BATCH):
-                due = began + number * PAUSED_BATCH / rate
-                if is_paused and due - began > seconds / 2:
-                    resume("default", PAUSED)
-                    is_paused = False
-                time.sleep(max(due - time.monotonic(), 0))
-                with transaction.atomic():
-                    rows = enqueue_many(
-                        [
-                            OutboxMessage(type=PAUSED, payload={}, topic=topic, key=f"paused-{n}")
-                            for n in range(PAUSED_BATCH)
-                        ]
-                    )
-                ids.update(str(row.message_id) for row in rows)
-        except Exception as error:
-            errors.append(error)
-        finally:
-            connection.close()
-
-    thread = Thread(target=put, name="paused")
-    thread.start()
-    yield ids
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 def _idle_shares(pid: int, seconds: int) -> list[float]:

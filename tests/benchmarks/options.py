@@ -8,7 +8,6 @@ from django_outbox.management.arguments import whole_number
 
 HELP = {
     "batch_size": "Messages in a claim, a transaction or an acknowledgement",
-    "concurrency": "Requests at once",
     "keys": "Number of keys",
     "messages": "Messages of a case",
     "rates": "Commits a second",

@@ -24,18 +24,15 @@ from tests.support.waiting import eventually
 
 RUNS = {
     "ladder": ("--messages=100 --rows=50 --batch-size=20", 7),
-    "drain": ("--messages=100 --keys=9 --running --broker rabbitmq redis nats kafka sqs", 30),
+    "drain": ("--messages=100 --keys=9 --running --broker rabbitmq redis nats kafka", 24),
     "costs": ("--messages=50", 13),
     "database": ("--messages=100 --keys=7 --workers=2", 6),
     "latency": ("--seconds=1 --rates=50 --source table snapshot", 4),
     "enqueue": ("--messages=10 --writers=2", 8),
     "scale": ("--messages=100 --keys=7 --relays=2 --source snapshot --broker redis", 2),
     "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
-    "archive": ("--messages=100", 4),
-    "monitoring": ("--messages=100", 6),
     "celery": ("--messages=20", 5),
     "inbox": ("--messages=100 --batch-size=20", 6),
-    "webhooks": ("--messages=100", 2),
 }
 """Options of a short run, and the number of cases that it measures."""
 
