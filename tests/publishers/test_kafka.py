@@ -84,27 +84,6 @@ def test_messages_of_a_key_are_in_one_partition_and_those_without_a_key_in_all(c
     assert {record.partition() for record in records if not record.key()} == {0, 1, 2, 3}
 
 
-def test_a_key_is_in_the_partition_that_java_producers_choose(cluster, topic, make_publisher):
-    # Java's hash of b"order-7" is positive 1,594,366,293 for 4 partitions.
-    assert make_publisher().publish(keyed(topic, 1)) == [ACCEPTED]
-    (record,) = read_topic(cluster.servers, topic, {})
-    assert record.partition() == (murmur2(b"order-7") & 0x7FFFFFFF) % 4
-
-
-def murmur2(data: bytes) -> int:
-    """Return Java's hash: org.apache.kafka.common.utils.Utils.murmur2."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ len(data)
-    for start in range(0, len(data) & ~3, 4):
-        k = int.from_bytes(data[start : start + 4], "little") * m & mask
-        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
-    tail = data[len(data) & ~3 :]
-    if tail:
-        h = (h ^ int.from_bytes(tail, "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
-
-
 # Retries
 
 

@@ -12,7 +12,6 @@ from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka import tools
 from tests.support.kafka.shared import MOCK_REASON, is_real, kafka_servers
-from tests.support.kafka.tools import read_topic
 
 pytestmark = pytest.mark.skipif(not is_real(), reason=MOCK_REASON)
 
@@ -26,25 +25,6 @@ def publisher() -> Iterator[KafkaPublisher]:
 
 def create_topic(**config: Any) -> str:
     return tools.create_topic(kafka_servers(), unique_name(), **config)
-
-
-def test_messages_arrive_once_and_in_the_order_of_their_keys(publisher):
-    topic = create_topic()
-    messages = [make_message(topic, str(n).encode(), key=f"order-{n % 50}") for n in range(5000)]
-    for start in range(0, 5000, 50):
-        assert publisher.publish(messages[start : start + 50]) == [ACCEPTED] * 50
-    records = read_topic(kafka_servers(), topic, {})
-    assert len(records) == 5000
-    for key in {message.key for message in messages}:
-        arrived = [record.value() for record in records if record.key() == key.encode()]
-        assert arrived == [message.payload for message in messages if message.key == key]
-
-
-def test_a_message_that_the_broker_finds_too_large_is_rejected(publisher):
-    topic = create_topic(max_message_bytes="10000")
-    (outcome,) = publisher.publish([make_message(topic, b'"' + b"x" * 20_000 + b'"')])
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "kafka.too_large")
-    assert publisher.publish([make_message(topic)]) == [ACCEPTED]
 
 
 def test_a_compacted_topic_refuses_a_message_without_a_key():

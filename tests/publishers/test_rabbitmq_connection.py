@@ -123,13 +123,6 @@ def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
     assert "no-such-vhost" in error
 
 
-def test_a_refused_port_is_an_error_that_names_it(make_publisher: MakePublisher):
-    port = free_port()
-    error = only_error(make_publisher(broker_url(port=port)).publish([make_message("t")]), Verdict.UNANSWERED)
-    assert f"cannot connect to RabbitMQ at 127.0.0.1:{port}: " in error
-    assert "refused" in error
-
-
 def test_an_unknown_host_is_an_error_that_names_it(make_publisher: MakePublisher):
     publisher = make_publisher("amqp://guest:guest@no-such-host.invalid/")
     error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)

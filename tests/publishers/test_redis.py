@@ -94,16 +94,6 @@ def test_a_message_without_a_stream_is_rejected(stream):
     assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "redis.unencodable")
 
 
-def test_messages_for_a_key_that_is_no_stream_are_rejected_and_others_accepted(client, stream):
-    client.set(f"{stream}.a", "text")
-    publisher = make()
-    outcomes = publisher.publish([make_message(f"{stream}.a"), make_message(stream), make_message(f"{stream}.a")])
-    publisher.close()
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.REJECTED, Verdict.ACCEPTED, Verdict.REJECTED]
-    assert outcomes[0].error_class == "redis.wrong_type"
-    assert "is not a stream" in outcomes[0].error
-
-
 def test_of_a_batch_that_is_cut_only_messages_that_redis_has_are_accepted(client, stream):
     with Proxies() as proxies:
         proxy = proxies.open(int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0]))

@@ -154,6 +154,7 @@ def test_a_stream_whose_ids_are_used_up_defers_its_messages(server, publisher):
         ("ERR max number of clients reached", Verdict.UNANSWERED),
         ("ERR unknown command 'XADD', with args beginning with: 's'", Verdict.UNANSWERED),
         ("ERR Elements are too large to be stored", Verdict.REJECTED),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", Verdict.REJECTED),
         ("ERR something else", Verdict.DEFERRED),
     ],
 )

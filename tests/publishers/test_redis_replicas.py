@@ -126,28 +126,6 @@ def test_a_server_of_a_cluster_without_the_option_names_it(cluster):
     publisher.close()
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_messages_for_a_node_that_is_down_are_set_aside_and_others_accepted(cluster, in_cluster, number):
-    """The first node has the first slots, and is the first that is asked."""
-    node = cluster[number]
-    messages = [make_message(f"s{n}") for n in range(60)]
-    assert in_cluster.publish(messages) == [ACCEPTED] * 60
-    before = node.client.dbsize()
-    node.kill()
-    try:
-        for _ in range(2):
-            # A relay publishes only if that succeeds.
-            assert in_cluster.prepare() == ""
-            outcomes = in_cluster.publish(messages)
-            aside = [outcome for outcome in outcomes if outcome is not ACCEPTED]
-            assert 0 < len(aside) <= before
-            assert {(outcome.error_class, outcome.counted) for outcome in aside} == {("redis.node_unavailable", False)}
-            assert outcomes.count(ACCEPTED) == 60 - len(aside)
-    finally:
-        node.start()
-    eventually(lambda: in_cluster.publish(messages) == [ACCEPTED] * 60, "the node is back")
-
-
 def test_a_slot_that_no_node_has_does_not_affect_other_slots(cluster, in_cluster):
     messages = [make_message(name) for name in ("lost", *(f"s{n}" for n in range(20)))]
     assert in_cluster.publish(messages) == [ACCEPTED] * 21

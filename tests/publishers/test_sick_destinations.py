@@ -1,8 +1,11 @@
-"""Destinations that accept no messages, at the front of a backlog: all others are delivered, for every broker."""
+"""Destinations that accept no messages, at the front of a backlog: all others are delivered.
+
+NATS, SQS and SNS set none aside: they reject a message for a stream, queue or topic that does not exist.
+"""
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -17,13 +20,10 @@ from redis.crc import key_slot
 from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.brokers import suspensions
 from django_outbox.brokers.rabbitmq import call
-from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
-from tests.support.aws.server import CREDENTIALS, REGION, address, client
 from tests.support.http.receiver import Receiver
 from tests.support.kafka.mock import MockCluster
 from tests.support.kafka.tools import read_topic
-from tests.support.nats.tools import Nats
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import Broker
 from tests.support.redis.server import make_cluster, start_node
@@ -119,25 +119,6 @@ class RabbitMQPlace(Place):
         ]
 
 
-class NatsPlace(Place):
-    """Subjects that no stream has: their messages fail."""
-
-    backend = "nats.JetStreamPublisher"
-    can_heal = False
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self._nats = self._resources.enter_context(Nats())
-        self._stream = self._nats.stream(*self.healthy)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"servers": settings.NATS_URL}
-
-    def arrived(self) -> Sequence[Arrived]:
-        return [Arrived(each.headers["outbox-key"], int(each.data)) for each in self._nats.take(self._stream)]
-
-
 class KafkaPlace(Place):
     """Topics without a leader."""
 
@@ -193,75 +174,6 @@ class HTTPPlace(Place):
         return [Arrived(call.headers["outbox-key"], int(call.body)) for call in calls]
 
 
-class SQSPlace(Place):
-    """Queues that do not exist: their messages fail."""
-
-    backend = "aws.SQSPublisher"
-    healthy_messages = 200
-    can_heal = False
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self._client = client("sqs")
-        self._urls = [self._client.create_queue(QueueName=name)["QueueUrl"] for name in self.healthy]
-        for url in self._urls:
-            self._resources.callback(self._client.delete_queue, QueueUrl=url)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        host, port = address()
-        return {
-            "queue": "{type}",
-            "region": REGION,
-            "endpoint_url": f"http://{host}:{port}",
-            "session": CREDENTIALS,
-        }
-
-    def arrived(self) -> Sequence[Arrived]:
-        found: list[Arrived] = []
-        for url in self._urls:
-            while messages := self._client.receive_message(
-                QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=0, MessageAttributeNames=["All"]
-            ).get("Messages", []):
-                for each in messages:
-                    key = each["MessageAttributes"]["outbox-key"]["StringValue"]
-                    found.append(Arrived(key, int(each["Body"])))
-                    self._client.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
-        # A queue that is not FIFO has no order.
-        return sorted(found)
-
-
-class SNSPlace(Place):
-    """Topics that do not exist: their messages fail."""
-
-    backend = "aws.SNSPublisher"
-    healthy_messages = 200
-    can_heal = False
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self._queue = self._resources.enter_context(closing(SNSSubject()))
-        sns = client("sns")
-        for name in self.healthy:
-            arn = sns.create_topic(Name=name)["TopicArn"]
-            self._resources.callback(sns.delete_topic, TopicArn=arn)
-            self._queue.subscribe(arn)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        host, port = address()
-        return self._queue.options(
-            topic_arn=f"{self._queue.arn.rpartition(':')[0]}:{{type}}", endpoint_url=f"http://{host}:{port}"
-        )
-
-    def arrived(self) -> Sequence[Arrived]:
-        found: list[Arrived] = []
-        while messages := self._queue.received():
-            found += [Arrived(each.key, int(each.body)) for each in messages]
-        # A queue that is not FIFO has no order.
-        return sorted(found)
-
-
 class RedisPlace(Place):
     """Streams on a node of a cluster that has ended."""
 
@@ -284,9 +196,6 @@ class RedisPlace(Place):
         self.healthy = [name for name in names if not is_sick(name)][:HEALTHY_DESTINATIONS]
         self._positions: dict[str, str] = {}
         self._readable = [*self.healthy]
-        self.fall_ill()
-
-    def fall_ill(self) -> None:
         self._node.kill()
 
     @property
@@ -309,27 +218,11 @@ class RedisPlace(Place):
         return found
 
 
-class HangingRedisPlace(RedisPlace):
-    """Streams on a node of a cluster that accepts connections, but does not respond."""
-
-    def fall_ill(self) -> None:
-        self._node.freeze()
-        self._resources.callback(self._node.thaw)
-
-    def heal(self) -> None:
-        self._readable += self.sick
-        self._node.thaw()
-
-
 PLACES: dict[str, Callable[[int], Place]] = {
     "rabbitmq": RabbitMQPlace,
-    "nats": NatsPlace,
     "kafka": KafkaPlace,
     "http": HTTPPlace,
-    "sqs": SQSPlace,
-    "sns": SNSPlace,
     "redis": RedisPlace,
-    "redis-hanging": HangingRedisPlace,
 }
 
 
