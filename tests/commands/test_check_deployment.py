@@ -109,23 +109,31 @@ def test_pending_messages_of_an_unknown_publisher_are_a_warning(using: str):
     assert raised == ""
 
 
+REFUSED = (
+    "amqp://guest:guest@127.0.0.1:{port}/%2F",
+    "connection refused; start the broker, or correct host and port in url",
+)
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("url", "problem"),
+    ("flag", "url", "problem"),
     [
+        ("--check", *REFUSED),
+        ("--drain", *REFUSED),
+        ("--once", *REFUSED),
         (
-            "amqp://guest:guest@127.0.0.1:{port}/%2F",
-            "connection refused; start the broker, or correct host and port in url",
+            "--check",
+            broker_url().replace("guest:guest", "guest:wrong"),
+            "the login is refused, check user and password in url",
         ),
-        (broker_url().replace("guest:guest", "guest:wrong"), "the login is refused, check user and password in url"),
-        (broker_url().replace("%2F", "nowhere"), "access to the vhost is refused, check the vhost in url"),
-        (broker_url(scheme="amqps"), "this port does not speak TLS"),
-        (f"amqp://{NATS_URL.partition('://')[2]}/%2F", "this port does not speak AMQP"),
+        ("--check", broker_url().replace("%2F", "nowhere"), "access to the vhost is refused, check the vhost in url"),
+        ("--check", broker_url(scheme="amqps"), "this port does not speak TLS"),
+        ("--check", f"amqp://{NATS_URL.partition('://')[2]}/%2F", "this port does not speak AMQP"),
     ],
-    ids=["port", "password", "vhost", "tls", "protocol"],
+    ids=["port", "port, drain", "port, once", "password", "vhost", "tls", "protocol"],
 )
-@pytest.mark.parametrize("flag", ["--check", "--drain", "--once"])
-def test_a_wrong_address_is_reported_although_nothing_is_due(url: str, problem: str, flag: str):
+def test_a_wrong_address_is_reported_although_nothing_is_due(flag: str, url: str, problem: str):
     err = io.StringIO()
     with override_settings(OUTBOX=rabbitmq(url.format(port=free_port()))), pytest.raises(CommandError) as info:
         call_command("run_outbox", flag, stdout=io.StringIO(), stderr=err)

@@ -1,20 +1,14 @@
-"""Async code: the errors name the remedy, and the remedy works in async views, over ASGI."""
+"""Async code: the errors name the remedy, and the remedy works."""
 
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from asgiref.testing import ApplicationCommunicator
-from django.core.asgi import get_asgi_application
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
-from django.http import HttpRequest, JsonResponse
-from django.test import AsyncClient, override_settings
-from django.urls import path
 
 from django_outbox import (
     OutboxMessage,
@@ -30,75 +24,6 @@ from tests.conftest import ALIASES
 from tests.support.messages import count
 
 committed = pytest.mark.django_db(databases=ALIASES, transaction=True)
-
-
-def place_order(using: str, number: str) -> int:
-    with transaction.atomic(using=using):
-        message = enqueue("order.created", {"number": number}, using=using)
-        if number == "wrong":
-            raise ValueError(number)
-    return message.pk
-
-
-async def place(request: HttpRequest, using: str, number: str) -> JsonResponse:
-    try:
-        return JsonResponse({"id": await sync_to_async(place_order)(using, number)})
-    except ValueError as error:
-        return JsonResponse({"error": str(error)}, status=400)
-
-
-async def place_many(request: HttpRequest, using: str, number: str) -> JsonResponse:
-    numbers = [f"{number}-{n}" for n in range(10)]
-    return JsonResponse({"ids": await asyncio.gather(*(sync_to_async(place_order)(using, each) for each in numbers))})
-
-
-urlpatterns = [path("place/<using>/<number>", place), path("place-many/<using>/<number>", place_many)]
-
-over_asgi = override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"])
-
-
-@committed
-class TestAsyncViews:
-    @over_asgi
-    def test_an_async_view_saves_and_enqueues_in_a_function(self, using: str):
-        response = async_to_sync(AsyncClient().get)(f"/place/{using}/A-1")
-        message = OutboxMessage.objects.using(using).get()
-        assert (response.json(), message.payload) == ({"id": message.pk}, {"number": "A-1"})
-
-    @over_asgi
-    def test_an_exception_in_the_function_rolls_the_message_back(self, using: str):
-        response = async_to_sync(AsyncClient().get)(f"/place/{using}/wrong")
-        assert (response.status_code, count(using)) == (400, 0)
-
-    @over_asgi
-    def test_concurrent_calls_of_one_request_have_transactions_of_their_own(self, using: str):
-        response = async_to_sync(AsyncClient().get)(f"/place-many/{using}/A")
-        assert len(set(response.json()["ids"])) == 10
-        assert count(using) == 10
-
-    @over_asgi
-    def test_an_asgi_server_gets_the_response(self, using: str):
-        async def call() -> Any:
-            address = f"/place/{using}/A-1"
-            scope = {
-                "type": "http",
-                "asgi": {"version": "3.0"},
-                "http_version": "1.1",
-                "method": "GET",
-                "path": address,
-                "raw_path": quote(address).encode(),
-                "query_string": b"",
-                "headers": [(b"host", b"testserver")],
-            }
-            server = ApplicationCommunicator(get_asgi_application(), scope)
-            await server.send_input({"type": "http.request"})
-            start = await server.receive_output(timeout=60)
-            await server.receive_output(timeout=60)
-            await server.wait()
-            return start["status"]
-
-        assert async_to_sync(call)() == 200
-        assert count(using) == 1
 
 
 CALLS: dict[str, Callable[[str], Any]] = {

@@ -254,17 +254,6 @@ class TestOneMessage:
             enqueue("order.created", 1, delay=0, using=using)
             assert OutboxMessage.objects.using(using).due().count() == 1
 
-    @pytest.mark.parametrize(
-        "payload",
-        ["\N{PILE OF POO} é", "x" * 200_000, {"a": [1, 2.5, None, True, {"b": ""}]}, "", [], {}, 0, False],
-        ids=range(8),
-    )
-    def test_a_payload_is_read_back_unchanged(self, using: str, payload: Any):
-        with transaction.atomic(using=using):
-            message = enqueue("order.created", payload, using=using)
-        message.refresh_from_db()
-        assert message.payload == payload
-
     def test_type_key_and_topic_may_be_members_of_an_enumeration(self, using: str):
         with transaction.atomic(using=using):
             message = enqueue(Event.CREATED, 1, key=Event.CREATED, topic=Event.CREATED, using=using)

@@ -156,6 +156,7 @@ values = st.recursive(
 @example([1e22, -0.0, 0.0, 1e16, 1e15, -1.5e300, 5e-324, 1e-7, 123456789.123456789])
 @example({"a1": {"1": 1, 2: 2}, "true": 1, False: 2})
 @example([{1: 1, "1": 2}])
+@example(["9" * 400, "\\u0000", {"\\u0000": "\\\\u0000"}, "\N{PILE OF POO}", "x" * 200_000])
 def test_any_payload_arrives_as_the_table_says_or_is_refused(using: str, payload: Any):
     message = None
     with transaction.atomic(using=using), suppress(InvalidMessage):

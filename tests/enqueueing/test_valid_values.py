@@ -16,10 +16,6 @@ from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.json_values import nested
 
 
-def kind_of(value: object) -> str:
-    return type(value).__name__
-
-
 class Number(enum.IntEnum):
     SEVEN = 7
 
@@ -37,13 +33,9 @@ def test_a_value_with_the_maximum_nesting_is_stored(using: str, kind: type):
 
 
 @pytest.mark.django_db(databases=ALIASES)
-@pytest.mark.parametrize(
-    "payload", ["longest integer", "9" * 400, 1e16, 5e-324, "\\u0000", {"\\u0000": "\\\\u0000"}, None], ids=kind_of
-)
-def test_a_value_that_only_resembles_an_invalid_one_is_stored(using: str, payload: Any):
-    if payload == "longest integer":
-        limits = get_store(connections[using]).json_integers
-        payload = 10**308 - 1 if limits is None else limits.stop - 1
+def test_the_longest_integer_is_stored(using: str):
+    limits = get_store(connections[using]).json_integers
+    payload = 10**308 - 1 if limits is None else limits.stop - 1
     with transaction.atomic(using=using):
         message = enqueue("order.created", payload, using=using)
     message.refresh_from_db()

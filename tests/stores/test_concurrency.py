@@ -1,9 +1,7 @@
 """Several relays and many callers at once, each in its own process or on its own connection."""
 
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,7 +13,7 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.stores import Store, mysql
 from django_outbox.stores.mysql import MySQLStore
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
-from tests.support.databases import another_alias, isolation, serialization_error, someone_waits
+from tests.support.databases import another_alias, isolation, serialization_error
 from tests.support.messages import claim, claimed_ids, rows, settle, store_of, write
 from tests.support.spawning import process, receive
 from tests.support.waiting import eventually
@@ -227,56 +225,6 @@ def test_a_claim_that_locks_a_range_under_repeatable_read_would_block_inserts(
     write(using, pending)
     with claim(using), pytest.raises(OperationalError, match="Lock wait timeout"):
         write(impatient)
-
-
-def test_a_duplicate_of_a_claimed_message_is_found_without_waiting(using: str, impatient: str):
-    id = uuid.uuid4()
-    (first,) = write(using, message_id=id)
-    with claim(using):
-        assert write(impatient, message_id=id) == [first]
-
-
-def in_thread(pool: ThreadPoolExecutor, function: Callable[[], Any]) -> "Future[Any]":
-    """Run the function on its own database connections."""
-
-    def run() -> Any:
-        try:
-            return function()
-        finally:
-            connections.close_all()
-
-    return pool.submit(run)
-
-
-@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
-def test_a_duplicate_waits_for_the_transaction_of_the_first_message(using: str, commits: bool, many: bool):
-    id = uuid.uuid4()
-    started = threading.Event()
-
-    def second() -> int | None:
-        with transaction.atomic(using=using):
-            started.set()
-            if many:
-                enqueue_many([OutboxMessage(type="a", payload=2, message_id=id)], using=using)
-            else:
-                enqueue("a", 2, message_id=id, using=using)
-            enqueue("after", 3, using=using)
-            return OutboxMessage.objects.using(using).get(message_id=id).pk
-
-    with ThreadPoolExecutor(1) as pool, another_alias(using) as observer:
-        with transaction.atomic(using=using):
-            first = enqueue("a", 1, message_id=id, using=using)
-            result = in_thread(pool, second)
-            assert started.wait(60)
-            if using != "default":  # SQLite does not tell who waits.
-                eventually(lambda: someone_waits(observer))
-            assert not result.done()
-            transaction.set_rollback(not commits, using=using)
-        found = result.result(60)
-    written = {message["payload"] for message in rows(using).values()}
-    assert written == ({1, 3} if commits else {2, 3})
-    assert (found == first.pk) is commits or using == "default"
 
 
 @locking

@@ -56,22 +56,6 @@ def refused(attempt: int) -> Message:
     return MESSAGE._replace(attempts=attempt - 1)
 
 
-def delays(policy: RetryPolicy, count: int = 6) -> list[float | None]:
-    return [retry_delay(refused(attempt), BUSY, policy) for attempt in range(1, count + 1)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("fixed", [2, 2, 2, 2, 2, 2]),
-        ("linear", [2, 4, 6, 8, 10, 11]),
-        ("exponential", [2, 6, 11, 11, 11, 11]),
-    ],
-)
-def test_delay_grows_by_its_kind_up_to_the_ceiling(kind: Kind, expected: list[float]):
-    assert delays(RetryPolicy(backoff=kind, delay=2, factor=3, max_delay=11, jitter=0)) == expected
-
-
 def test_default_delays_are_those_of_the_reference():
     waits = [DEFAULT_POLICY.wait.after(attempt, rand=lambda: 0.0) for attempt in range(1, 10)]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256]
