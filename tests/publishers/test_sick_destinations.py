@@ -5,6 +5,7 @@ NATS, SQS and SNS set none aside: they reject a message for a stream, queue or t
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -129,19 +130,22 @@ class KafkaPlace(Place):
         self._cluster = MockCluster()
         self._resources.callback(self._cluster.close)
         self._positions: dict[str, dict[int, int]] = {name: {} for name in self.healthy}
-        for name in [*self.healthy, *self.sick]:
+        for name in self.healthy:
             self._cluster.create_topic(name, 1)
-        for name in self.sick:
-            self._cluster.set_topic_error(name, LEADER_NOT_AVAILABLE)
+        self._set_errors(LEADER_NOT_AVAILABLE)
+
+    def _set_errors(self, code: int) -> None:
+        # The mock may take a second for a call, unless another one wakes it.
+        with ThreadPoolExecutor(8) as pool:
+            [*pool.map(lambda name: self._cluster.set_topic_error(name, code), self.sick)]
 
     @property
     def options(self) -> dict[str, Any]:
         return {"config": {"bootstrap.servers": self._cluster.servers}}
 
     def heal(self) -> None:
-        for name in self.sick:
-            self._cluster.set_topic_error(name, 0)
-            self._positions[name] = {}
+        self._set_errors(0)
+        self._positions.update({name: {} for name in self.sick})
 
     def arrived(self) -> Sequence[Arrived]:
         found: list[Arrived] = []
