@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from celery import _state
+from django.db import connections
 from django.test import override_settings
 from hypothesis import settings
+from pytest_django.plugin import DjangoDbBlocker
 
 from tests.settings import DATABASES
-from tests.support.flushing import flush_quickly
+from tests.support.flushing import close_sessions, flush_quickly, prepare
 from tests.support.kafka.shared import Keeper, start_keeper
 from tests.support.ordering import begin_with_long_tests
 from tests.support.publishers import SCRIPTED, Script
@@ -77,6 +79,17 @@ def using(request: pytest.FixtureRequest) -> str:
     """Run the test once on each database; it must be marked with `django_db(databases=ALIASES)`."""
     alias: str = request.param
     return alias
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Also prepare the databases of servers, as far as the tests need them."""
+    with django_db_blocker.unblock():
+        for connection in connections.all():
+            if connection.settings_dict["NAME"] == connection.settings_dict["TEST"]["NAME"]:
+                prepare(connection)
+    yield
+    close_sessions()
 
 
 @pytest.fixture(autouse=True)

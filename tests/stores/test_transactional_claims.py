@@ -126,7 +126,11 @@ def test_a_message_that_another_relay_has_claimed_is_not_claimed_again(using: st
 @pytest.mark.parametrize("using", ["postgresql"])
 def test_only_a_settlement_alone_need_not_wait_for_the_disk(using: str, transactional: bool, expected: str):
     write(using)
-    with claim(using, transactional=transactional), connections[using].cursor() as cursor:
+    with (
+        another_alias(using, options="-c synchronous_commit=on") as alias,
+        claim(alias, transactional=transactional),
+        connections[alias].cursor() as cursor,
+    ):
         cursor.execute("SHOW synchronous_commit")
         assert cursor.fetchone() == (expected,)
 
