@@ -142,9 +142,9 @@ def history(attempts: Any) -> SafeString | str:
 
 
 def queue(message: Any, url_of: Callable[[OutboxMessage], str]) -> SafeString | str:
-    """Return the `neighbours` of a message in the queue of its key, and the number of messages behind it."""
-    around = message.neighbours
-    if around.waiting is None:
+    """Return the messages around a message in the queue of its key, and the number of messages behind it."""
+    around = message.key_queue
+    if around is None:
         return "-"
     lines = [_queued(other, url_of(other)) for other in around.before]
     if lines or around.after:

@@ -13,7 +13,7 @@ from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.deployment import publishers_in_use
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
-from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
+from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.queues import MAX_FAILURES
 from django_outbox.stores import get_store
@@ -227,49 +227,20 @@ SHOWN = 5
 FIELDS = ("id", "type", "key", "attempts", "available_at", "processed_at", "failed_at", "error_class")
 
 
-class Neighbours(NamedTuple):
-    """The messages around a message in the list of its state, and the nearest ones in the queue of its key.
+class KeyQueue(NamedTuple):
+    """The messages next to a message in the queue of its key, and the number of those behind it."""
 
-    `waiting` is the number of messages behind it in the queue; None if it has no key.
-    """
-
-    newer: OutboxMessage | None
-    older: OutboxMessage | None
-    before: Sequence[OutboxMessage] = ()
-    after: Sequence[OutboxMessage] = ()
-    waiting: Count | None = None
+    before: Sequence[OutboxMessage]
+    after: Sequence[OutboxMessage]
+    waiting: Count
 
 
-def find_neighbours(messages: OutboxMessageQuerySet, message: OutboxMessage) -> Neighbours:
-    """Return the messages around a message; each is found by an index."""
-    newer, older = _in_list(messages, message)
+def find_key_queue(messages: OutboxMessageQuerySet, message: OutboxMessage) -> KeyQueue | None:
+    """Return the queue of a message's key, found by an index; None if it has no key."""
     if not message.partition:
-        return Neighbours(newer, older)
+        return None
     queue = of_partition(messages, message.publisher, message.partition).only(*FIELDS)
     before = [other for other in queue.filter(id__lt=message.pk).order_by("-id")[:SHOWN] if other.key == message.key]
     behind = queue.filter(id__gt=message.pk).order_by("id")
     after = [other for other in behind[:SHOWN] if other.key == message.key]
-    return Neighbours(newer, older, before[::-1], after, count_up_to(behind, QUEUE_LIMIT))
-
-
-def _in_list(
-    messages: OutboxMessageQuerySet, message: OutboxMessage
-) -> tuple[OutboxMessage | None, OutboxMessage | None]:
-    """Return the messages of the same state before and after this one by the time of that state, and then by id.
-
-    A pending message's neighbours have the same publisher, and like it either have a key or have none.
-    """
-    name = TIME_OF[message.status]
-    time = getattr(message, name)
-    if time is None:
-        # It is streamed.
-        of_stream = messages.streamed().filter(publisher=message.publisher).only(*FIELDS)
-        later, earlier = of_stream.filter(pk__gt=message.pk), of_stream.filter(pk__lt=message.pk)
-        return later.order_by("id").first(), earlier.order_by("-id").first()
-    group: Any = messages.with_status(message.status).only(*FIELDS)
-    if message.status is Status.PENDING:
-        group = group.filter(WITH_KEY if message.partition else WITHOUT_KEY, publisher=message.publisher)
-    # A range of the index, in which only messages with an equal time are skipped.
-    later = group.filter(**{f"{name}__gte": time}).exclude(**{name: time, "id__lte": message.pk})
-    earlier = group.filter(**{f"{name}__lte": time}).exclude(**{name: time, "id__gte": message.pk})
-    return later.order_by(name, "id").first(), earlier.order_by(f"-{name}", "-id").first()
+    return KeyQueue(before[::-1], after, count_up_to(behind, QUEUE_LIMIT))

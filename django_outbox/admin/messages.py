@@ -20,7 +20,7 @@ from django_outbox.admin.filters import (
     TimeFilter,
     TypeFilter,
 )
-from django_outbox.admin.listing import ALL, STREAMED, find_neighbours, state_of
+from django_outbox.admin.listing import ALL, STREAMED, find_key_queue, state_of
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OF_STREAMS, OPERATIONS
 from django_outbox.conf import get_settings
@@ -195,16 +195,12 @@ class OutboxMessageAdmin(OperationsAdmin):
         message: Any = super().get_object(request, object_id, from_field)
         if message is not None:
             messages: Any = self.get_queryset(request)
-            message.neighbours = find_neighbours(messages, message)
+            message.key_queue = find_key_queue(messages, message)
         return message
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         message: Any = context.get("original")
         if message is not None:
-            around = message.neighbours
-            context["newer"], context["older"] = (
-                other and self._url(request, "change", other.pk) for other in (around.newer, around.older)
-            )
             context["operations"] = [
                 (operation, self._url(request, operation.name))
                 for operation in (OF_STREAMS if message.is_streamed else OPERATIONS)

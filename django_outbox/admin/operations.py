@@ -1,6 +1,5 @@
 """The operations that an operator may confirm: their texts, the change, and its entry in the admin's log."""
 
-import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,23 +8,29 @@ from typing import Any, NamedTuple
 
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import OperationalError, connections, router, transaction
-from django.db.models import BigIntegerField, Q
+from django.db import router, transaction
+from django.db.models import BigIntegerField
 from django.utils.functional import lazy
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.display import number
 from django_outbox.admin.listing import LIMIT
+from django_outbox.admin.locking import (
+    Target,
+    lock_failed,
+    lock_pending,
+    lock_streamed,
+    messages_with,
+    read_streamed,
+    read_targets,
+)
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status, StreamPosition
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
-from django_outbox.stores import get_store
-from django_outbox.stores.clock import read_clock
-from django_outbox.stores.locks import find_leased, lease_number
 from django_outbox.text import escape
 
 MAX_REASON_LENGTH = 500
@@ -149,24 +154,10 @@ OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW, HOLD, CANCEL)
 OF_STREAMS = (HOLD, CANCEL)
 """The operations that messages in streams can have: retrying would not change them."""
 
-STREAM_PATIENCE = 5.0
-"""Seconds to wait for a relay that is delivering messages of a stream. It has no locks of its messages, so none of them
-can be changed in the meantime."""
-
-
 BLOCKING = ngettext_lazy("%(count)s message blocks its key.", "%(count)s messages block their keys.", "number")
 NOT_BLOCKING = ngettext_lazy(
     "%(count)s message does not block its key.", "%(count)s messages do not block their keys.", "number"
 )
-
-
-class Target(NamedTuple):
-    id: int
-    publisher: str
-    type: str
-    error_class: str
-    partition: int
-    blocks_key: bool
 
 
 class Applied(NamedTuple):
@@ -187,8 +178,8 @@ def read_ids(text: str) -> list[int]:
 def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
     """Return the messages among `ids` that the operation would change, from the database that it will write to."""
     using = router.db_for_write(OutboxMessage)
-    targets = _read(_with_ids(ids, using).with_status(operation.state))
-    return targets + _read_waiting(ids, using) if operation in OF_STREAMS else targets
+    targets = read_targets(messages_with(ids, using).with_status(operation.state))
+    return targets + read_streamed(ids, using) if operation in OF_STREAMS else targets
 
 
 def describe_confirmation(operation: Operation, targets: Sequence[Target], *, more: bool = False) -> dict[str, Any]:
@@ -243,12 +234,10 @@ def change(operation: Operation, ids: Sequence[int], using: str, *, by: str, rea
     Pending messages that a relay is delivering are left out.
     """
     # First those of streams: from there, a relay moves messages to the table.
-    targets = _lock_waiting(ids, using) if operation in OF_STREAMS else []
-    targets += _lock_in_table(operation, ids, using)
-    if not targets:
-        return Applied([], 0)
-    locked = OutboxMessageQuerySet(OutboxMessage, using=using).filter(pk__in=[target.id for target in targets])
-    return Applied(targets, operation.run(locked, by, reason))
+    targets = lock_streamed(ids, using) if operation in OF_STREAMS else []
+    targets += lock_failed(ids, using) if operation.state is Status.FAILED else lock_pending(ids, using)
+    locked = messages_with([target.id for target in targets], using)
+    return Applied(targets, operation.run(locked, by, reason) if targets else 0)
 
 
 def with_count(text: Any, count: int | Count) -> str:
@@ -328,80 +317,3 @@ def _names(ids: Sequence[int]) -> str:
     if len(ids) == 1:
         return gettext("message %(id)s") % {"id": ids[0]}
     return with_count(ngettext_lazy("%(count)s message", "%(count)s messages", "number"), len(ids))
-
-
-def _with_ids(ids: Sequence[int], using: str) -> OutboxMessageQuerySet:
-    return OutboxMessageQuerySet(OutboxMessage, using=using).filter(pk__in=ids).order_by("pk")
-
-
-def _read_waiting(ids: Sequence[int], using: str, *, lock: bool = False) -> list[Target]:
-    """Return the messages that wait in streams. A held message blocks its key."""
-    targets = _read(_with_ids(ids, using).waiting_in_streams(lock=lock))
-    return [target._replace(blocks_key=bool(target.partition)) for target in targets]
-
-
-def _read(messages: Any) -> list[Target]:
-    return [Target(*row) for row in messages.values_list(*Target._fields)]
-
-
-def _lock_waiting(ids: Sequence[int], alias: str) -> list[Target]:
-    """Lock the streams of messages that wait in them, and return these messages; none if relays keep the streams."""
-    store = get_store(connections[alias])
-    if not store.streams:
-        return []
-    for publisher in get_settings().streamed:
-        # Without a position there would be nothing to lock.
-        if not (positions := StreamPosition.objects.using(alias)).filter(publisher=publisher).exists():
-            positions.bulk_create([StreamPosition(publisher=publisher)], ignore_conflicts=True)
-    try:
-        with transaction.atomic(using=alias):
-            store.limit_lock_waits(STREAM_PATIENCE)
-            targets = _read_waiting(ids, alias, lock=True)
-            store.limit_lock_waits(None)
-    except OperationalError as error:
-        if not store.is_conflict(error):
-            raise
-        return []
-    return targets
-
-
-def _lock_in_table(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
-    messages: Any = _with_ids(ids, alias).with_status(operation.state)
-    if operation.state is Status.FAILED:
-        return _read(messages.select_for_update())
-    if connections[alias].features.has_select_for_update_skip_locked:
-        # A relay has locked the rows that it is delivering. Nothing is read without locking it: under SERIALIZABLE,
-        # MySQL and MariaDB would share-lock the row, and a relay that has claimed it could not settle it.
-        return _without_leases(_read(messages.select_for_update(skip_locked=True)), alias)
-    keyed: dict[str, set[int]] = {}
-    for target in _read(messages.filter(partition__gt=0)):
-        keyed.setdefault(target.publisher, set()).add(target.partition)
-    store = get_store(connections[alias])
-    free = {(name, partition) for name, parts in keyed.items() for partition in store.lock_partitions(name, parts)}
-    locked = _read(without_leased(messages))
-    return _without_leases(
-        [target for target in locked if not target.partition or (target.publisher, target.partition) in free], alias
-    )
-
-
-def _without_leases(targets: list[Target], alias: str) -> list[Target]:
-    """Leave out messages that relays handle outside of a transaction, and the others of their keys."""
-    numbers = {target.id: lease_number(target.publisher, target.id, target.partition) for target in targets}
-    leased = find_leased(alias, numbers.values())
-    return [target for target in targets if numbers[target.id] not in leased]
-
-
-def without_leased(messages: OutboxMessageQuerySet) -> OutboxMessageQuerySet:
-    """Leave out messages without a key that a relay may have leased; elsewhere, a relay has locked their rows.
-
-    A relay moves the time of a message that it leases ahead by at most `CLAIM_TIMEOUT` of its publisher. Messages that
-    wait for such a short time anyway look the same, and are left out too.
-    """
-    if connections[messages.db].features.has_select_for_update_skip_locked:
-        return messages
-    now = read_clock(messages.db)
-    settings = get_settings()
-    for alias in settings.publishers:
-        until = now + datetime.timedelta(seconds=settings.claim_timeout_of(alias))
-        messages = messages.exclude(Q(publisher=alias, partition=0, available_at__gt=now, available_at__lte=until))
-    return messages

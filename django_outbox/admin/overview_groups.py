@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from django.contrib.admin.models import LogEntry
 from django.db import connections, router
 
+from django_outbox.admin.locking import Target
 from django_outbox.admin.operations import (
     DISCARD,
     REQUEUE,
     RETRY_NOW,
     Operation,
-    Target,
     change,
     log,
     logged_change,

@@ -39,7 +39,7 @@ NAMES = ("payload", "headers", "original")
 PLACES = {
     # Shown by `redacted`.
     "admin/messages.py": {"_redacted", "OutboxMessageAdmin"},
-    "admin/operation_views.py": {"", "EditForm"},
+    "admin/editing.py": {"", "EditForm"},
     "contrib/debug_toolbar.py": {"_describe"},
     "redaction.py": {"_without_content"},
     # Left out of queries.

@@ -15,7 +15,7 @@ from django.db import connections
 from django.test import Client
 
 from django_outbox import OutboxMessage
-from django_outbox.admin import operations
+from django_outbox.admin import locking
 from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, Operation, apply, find_targets
 from django_outbox.conf import get_settings
 from django_outbox.messages import Message
@@ -110,7 +110,7 @@ def test_the_admin_leaves_messages_alone_that_a_relay_keeps_for_long(
     operation: Operation, scripted: Script, monkeypatch: pytest.MonkeyPatch, admin_user: User, settings: Any
 ):
     settings.DATABASE_ROUTERS = ROUTERS[PG]
-    monkeypatch.setattr(operations, "STREAM_PATIENCE", 0.05)
+    monkeypatch.setattr(locking, "STREAM_PATIENCE", 0.05)
     drain()
     ids, user = put(3, PG, keys=1), admin_user.pk
     assert [target.blocks_key for target in find_targets(operation, ids)] == [True] * 3

@@ -1,0 +1,115 @@
+"""The form that edits a failed message and requeues it."""
+
+import json
+from typing import Any
+
+from django import forms
+from django.contrib.admin.models import CHANGE
+from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
+from django.db import connections, router
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_outbox.admin.operations import MAX_REASON_LENGTH, log, logged_change, with_reason
+from django_outbox.conf import get_settings
+from django_outbox.enqueueing.validation import check_message
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.models import OutboxMessage
+from django_outbox.redaction import redacted
+from django_outbox.stores import get_store
+
+EDITED = ("payload", "topic", "publisher")
+"""The fields that can be edited. Their first version is kept."""
+
+
+class EditForm(forms.Form):
+    """Payload, topic and publisher of a failed message.
+
+    It is validated as `enqueue` validates a new message. `version` refuses the form if the message has changed since. A
+    payload that is redacted cannot be edited, and stays as it is.
+    """
+
+    payload = forms.CharField(
+        label=OutboxMessage._meta.get_field("payload").verbose_name,
+        widget=AdminTextareaWidget(attrs={"rows": 20, "spellcheck": "false", "class": "outbox-json"}),
+    )
+    topic = forms.CharField(
+        label=OutboxMessage._meta.get_field("topic").verbose_name,
+        required=False,
+        strip=False,
+        widget=AdminTextInputWidget,
+    )
+    publisher = forms.ChoiceField(label=OutboxMessage._meta.get_field("publisher").verbose_name)
+    reason = forms.CharField(
+        label=_("reason"), required=False, max_length=MAX_REASON_LENGTH, widget=AdminTextInputWidget
+    )
+    version = forms.CharField(widget=forms.HiddenInput)
+
+    def __init__(self, message: OutboxMessage, data: Any = None) -> None:
+        self.message = message
+        initial = {
+            "payload": json.dumps(message.payload, indent=2, ensure_ascii=False),
+            "topic": message.topic,
+            "publisher": message.publisher,
+            "version": version_of(message),
+        }
+        super().__init__(data, initial=initial)
+        self.is_redacted = redacted(message.type, message.payload, message.headers).payload != message.payload
+        if self.is_redacted:
+            del self.fields["payload"], self.initial["payload"]
+        publishers: Any = self.fields["publisher"]
+        publishers.choices = [(alias, alias) for alias in get_settings().publishers]
+
+    def clean_payload(self) -> Any:
+        try:
+            return json.loads(self.cleaned_data["payload"])
+        except (ValueError, RecursionError) as error:
+            raise forms.ValidationError(_("This is not valid JSON: %(error)s"), params={"error": error}) from error
+
+    def save(self, user_id: Any) -> bool:
+        """Write the fields and requeue the message in one transaction, or add errors to the form and return False."""
+        using = router.db_for_write(OutboxMessage)
+        with logged_change(using):
+            rows = OutboxMessage.objects.using(using).filter(pk=self.message.pk)
+            message = rows.failed().select_for_update().first()
+            if message is None or version_of(message) != self.cleaned_data["version"]:
+                self.add_error(None, _("The message has changed since this page was opened. Open it again."))
+                return False
+            edited = {name: self.cleaned_data[name] for name in EDITED if name in self.fields}
+            changed = [name for name, value in edited.items() if value != getattr(message, name)]
+            if not self._check(message, edited, using):
+                return False
+            values = {name: edited[name] for name in changed}
+            if changed and message.original is None:
+                values["original"] = {name: getattr(message, name) for name in EDITED}
+            if values:
+                rows.update(**values)
+            rows.requeue()
+            log(user_id, CHANGE, self._summary(changed), ids=[message.pk])
+        return True
+
+    def _check(self, message: OutboxMessage, values: dict[str, Any], using: str) -> bool:
+        edited = OutboxMessage(type=message.type, key=message.key, **{"payload": message.payload, **values})
+        try:
+            check_message(edited, get_store(connections[using]))
+        except InvalidMessage as error:
+            self.add_error(error.field if error.field in EDITED else None, str(error))
+            return False
+        twins = OutboxMessage.objects.using(using).filter(message_id=message.message_id, publisher=edited.publisher)
+        if twins.exclude(pk=message.pk).exists():
+            self.add_error("publisher", _("This publisher has a message with the same message ID already."))
+            return False
+        return True
+
+    def _summary(self, changed: list[str]) -> str:
+        if changed:
+            fields = ", ".join(str(self.fields[name].label) for name in changed)
+            text = gettext("Edited and requeued: %(fields)s.") % {"fields": fields}
+        else:
+            text = gettext("Requeued without changes.")
+        return with_reason(text, self.cleaned_data["reason"].strip())
+
+
+def version_of(message: OutboxMessage) -> str:
+    """Return a text that differs after each failure of the message."""
+    return message.failed_at.isoformat() if message.failed_at else ""
