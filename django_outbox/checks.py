@@ -40,9 +40,9 @@ from django_outbox.messages import DJANGO_TASK
 from django_outbox.models import OutboxMessage
 from django_outbox.models.links import find_links
 from django_outbox.stores import Store, find_store
-from django_outbox.stores.log_setup import LogSetup
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.wal_setup import LogSetup
 from django_outbox.text import counted, did_you_mean, one_line
 
 DISTRIBUTION = "django-transactional-outbox"

@@ -40,9 +40,9 @@ from django_outbox.monitoring.queues import (
 )
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.log import LogQueries
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
+from django_outbox.stores.wal import LogQueries
 
 CACHE_SECONDS = 2.0
 """Age up to which figures are shared, so that callers within two seconds cause one reading."""

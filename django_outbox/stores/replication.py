@@ -18,8 +18,8 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from django_outbox.messages import Message
-from django_outbox.stores.log import ADMIT_ROLE, COLUMNS, DECODE_LOG, PUBLICATION, RAISE_LIMIT
 from django_outbox.stores.rows import read_headers
+from django_outbox.stores.wal import ADMIT_ROLE, COLUMNS, DECODE_LOG, PUBLICATION, RAISE_LIMIT
 from django_outbox.text import one_line
 
 EPOCH = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)

@@ -13,8 +13,8 @@ from django.test.utils import override_settings
 
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.stores.log_setup import LogSetup
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.wal_setup import LogSetup
 from tests.benchmarks.measuring import BenchmarkError
 
 

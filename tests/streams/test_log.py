@@ -28,8 +28,8 @@ from django_outbox.relay import Relay
 from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import log, stream
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.log import SET_UP, Inspection, LogQueries
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
+from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
 from tests.streams.sources import new_log_source
@@ -483,6 +483,19 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
     (warning,) = [record.getMessage() for record in caplog.records if "log" in record.getMessage()]
     assert remedy in warning
     assert not worker.log.follows
+
+
+def test_the_end_of_the_log_is_logged_although_the_worker_has_a_new_connection(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+):
+    worker.follow()
+    feed = worker.log._feed
+    assert feed is not None
+    execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+    eventually(lambda: feed.ended)
+    connections[LOG].close()
+    worker.deliver()
+    assert [record for record in caplog.records if "is not read" in record.getMessage()]
 
 
 def has_published(scripted: Script, count: int) -> bool:

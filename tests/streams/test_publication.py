@@ -13,10 +13,10 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_outbox.checks import check_databases
-from django_outbox.stores import log_setup
-from django_outbox.stores.log import Publication, find_publication
-from django_outbox.stores.log_setup import LogSetup
+from django_outbox.stores import wal_setup
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.wal import Publication, find_publication
+from django_outbox.stores.wal_setup import LogSetup
 from tests.conftest import ALIASES
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
@@ -270,7 +270,7 @@ class TestPublication:
 @pytest.mark.usefixtures("log")
 class TestServer:
     def test_without_psycopg_3_there_is_a_warning(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("django_outbox.stores.log_setup.find_spec", lambda name: None)
+        monkeypatch.setattr("django_outbox.stores.wal_setup.find_spec", lambda name: None)
         assert checks() == ["W053"]
 
     def test_slots_of_others_are_counted_and_those_of_relays_are_not(self):
@@ -309,7 +309,7 @@ class TestServer:
         assert raised.startswith("Relays cannot read the log yet")
 
     def test_an_old_version_is_reported(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("django_outbox.stores.log_setup.MIN_VERSION", 99)
+        monkeypatch.setattr("django_outbox.stores.wal_setup.MIN_VERSION", 99)
         assert checks() == ["W058"]
         version = execute_on(LOG, "SELECT current_setting('server_version_num')::integer / 10000")
         assert run() == ("", [], f"The database 'log' is PostgreSQL {version}. Upgrade it to PostgreSQL 99 or newer.")
@@ -335,8 +335,8 @@ def test_the_publication_is_created_on_a_server_that_does_not_decode_its_log_but
 @pytest.mark.parametrize("level", ["replica", "minimal"])
 def test_postgresql_19_decodes_its_log_on_demand(level: str, monkeypatch: pytest.MonkeyPatch):
     """The server's version and level are constants in the query, because most servers are older."""
-    query = log_setup.CAPABILITIES.replace("current_setting('server_version_num')", "'190000'")
-    monkeypatch.setattr(log_setup, "CAPABILITIES", query.replace("current_setting('wal_level')", f"'{level}'"))
+    query = wal_setup.CAPABILITIES.replace("current_setting('server_version_num')", "'190000'")
+    monkeypatch.setattr(wal_setup, "CAPABILITIES", query.replace("current_setting('wal_level')", f"'{level}'"))
     setup = LogSetup(PostgreSQLStore(connections["postgresql"]))
     checks = [obstacle.check for obstacle in setup.find_obstacles(1)]
     assert ("W054" in checks) == (level == "minimal")

@@ -17,8 +17,8 @@ from django_outbox.models import Status
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.stores.log_setup import LogSetup
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.wal_setup import LogSetup
 from tests.streams.conftest import publish
 from tests.streams.test_log import Worker, report_old_relay
 from tests.support.children import Child, Nursery, find_program, unprivileged

@@ -11,9 +11,9 @@ from django_outbox.deployment import describe_missing_schema
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores import find_store
-from django_outbox.stores.log import PUBLICATION
-from django_outbox.stores.log_setup import LogSetup, Obstacle
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.wal import PUBLICATION
+from django_outbox.stores.wal_setup import LogSetup, Obstacle
 from django_outbox.text import counted, describe, one_line
 
 

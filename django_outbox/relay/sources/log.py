@@ -28,9 +28,9 @@ from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
 from django_outbox.relay.sources.table import TableSource
-from django_outbox.stores.log import PUBLICATION, SET_UP, Inspection, LogQueries, find_publication
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import StoredPosition, Stream
+from django_outbox.stores.wal import PUBLICATION, SET_UP, Inspection, LogQueries, find_publication
 
 MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""

@@ -89,12 +89,10 @@ class StreamReader:
         self._has_position = False
         self._stands_by = False  # another worker had the position
         self._listing: Listing | None = None
-        # Another connection, or another process of the server, is another session; `_server` was found in the checked
-        # one.
+        # Another connection, or another process of the server, is another session, with a server to be checked.
         self._connection: object = None
         self._backends = set[Backend]()
-        self._session = object()
-        self._checked_session: object = None
+        self._is_checked = False
         self._server = ""
         self._check_at = 0.0
         # The messages of a position of another server that have become pending, and those that were delivered there.
@@ -244,7 +242,7 @@ class StreamReader:
         self.passed = max(passed, self.passed or NOTHING, key=lambda passed: Snapshot.read(passed).end)
 
     def _begin_session(self) -> None:
-        self._session = object()
+        self._is_checked = False
         self._forget()
         if self._log is not None:
             self._log.begin_session()
@@ -274,7 +272,7 @@ class StreamReader:
             return self._take(stream, position, brought)
         claim = self._list(stream, position, limit)
         has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
-        self._log.note_listing(self.passed, may_open=has_caught_up and self._session is self._checked_session)
+        self._log.note_listing(self.passed, may_open=has_caught_up and self._is_checked)
         return claim
 
     def _take(self, stream: Stream, position: StoredPosition, brought: Brought) -> Claim:
@@ -354,8 +352,7 @@ class StreamReader:
         Raises:
             RelayUnavailable: a subscription writes messages, with numbers that this server's position may be past.
         """
-        is_checked = self._session is self._checked_session and time.monotonic() < self._check_at
-        if is_checked and position.server == self._server:
+        if self._is_checked and time.monotonic() < self._check_at and position.server == self._server:
             return position
         if subscriptions := self._store.find_subscriptions():
             raise RelayUnavailable(
@@ -377,7 +374,7 @@ class StreamReader:
         if position.server != server:
             # It is looked at again, because this transaction may be rolled back.
             return stream.move(replace(position, server=server))
-        self._checked_session, self._server = self._session, server
+        self._is_checked, self._server = True, server
         return position
 
     def _report_recovery(self) -> None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from django.db import transaction
 
 from django_outbox.models import StreamPosition
-from django_outbox.stores.log import (
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.wal import (
     ADMIT_ROLE,
     COLUMNS,
     DECODE_LOG,
@@ -16,7 +17,6 @@ from django_outbox.stores.log import (
     SET_UP,
     find_publication,
 )
-from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.text import counted
 
 MIN_VERSION = 15
