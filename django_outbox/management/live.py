@@ -27,7 +27,7 @@ from django_outbox.threads import in_background, own_connection
 if TYPE_CHECKING:
     from rich.console import Group
 
-REFRESH = 0.5
+INTERVAL = 0.5
 """Seconds between two updates of the line."""
 
 PATIENCE = 0.5
@@ -50,7 +50,9 @@ class LiveFigures(NamedTuple):
 
 
 @contextmanager
-def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | None) -> Iterator[None]:
+def live_line(
+    using: str, read: Callable[[], LiveFigures], stream: IO[str] | None, *, interval: float = INTERVAL
+) -> Iterator[None]:
     """Show figures on a terminal until the end of the block; other output of the process appears above them.
 
     Nothing is shown if the terminal cannot wipe a line, or if `rich` is not installed.
@@ -76,7 +78,7 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
     def draw(left: threading.Event) -> None:
         # Counts are written as the other texts of the line, whatever the language of the project.
         with own_connection(using), override("en"):
-            while not left.wait(REFRESH):
+            while not left.wait(interval):
                 figures = read()
                 # The terminal may be gone.
                 with suppress(OSError, ValueError):

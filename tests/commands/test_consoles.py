@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = """
 import sys
 from django.conf import settings
@@ -37,11 +35,10 @@ else:
 """
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_each_command_ends_with_its_own_exit_code(tmp_path: Path, encoding: str):
+def test_each_command_ends_with_its_own_exit_code(tmp_path: Path):
     def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
         command = [sys.executable, "-c", SCRIPT, str(tmp_path / "db.sqlite3"), *arguments]
-        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+        environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
         return subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
 
     assert run("prepare").returncode == 0

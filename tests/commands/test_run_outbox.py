@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -219,7 +218,9 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("using", "number"), [("default", signal.SIGINT), *((alias, signal.SIGTERM) for alias in LOCKING)]
+)
 def test_a_signal_finishes_the_batch_in_hand_and_exits_0(
     relay_process: Callable[..., "subprocess.Popen[str]"], using: str, number: signal.Signals
 ):
@@ -285,22 +286,6 @@ def test_a_batch_that_is_not_finished_in_time_goes_back_and_the_exit_code_is_0(
     assert process.returncode == 0
     assert "not finished in time" in errors
     assert eventually(lambda: run("--drain", "--database", alias).startswith("1 delivered"))
-
-
-@pytest.mark.django_db(databases=LOCKING, transaction=True)
-@pytest.mark.parametrize("alias", LOCKING)
-def test_a_killed_relay_leaves_its_batch_to_the_next_one_at_once(
-    relay_process: Callable[..., "subprocess.Popen[str]"], alias: str
-):
-    put(1, alias)
-    process = relay_process(alias, 60)
-    until_publishing(process)
-    assert run("--drain", "--database", alias).startswith("0 delivered"), "it is claimed by the other process"
-    process.kill()
-    process.wait(60)
-    deadline = time.monotonic() + 60
-    while not run("--drain", "--database", alias).startswith("1 delivered"):
-        assert time.monotonic() < deadline, "the lock outlived the process"
 
 
 @pytest.mark.parametrize("url", ["mysql://root@127.0.0.1:{port}/nowhere", "postgres://root@127.0.0.1:{port}/nowhere"])

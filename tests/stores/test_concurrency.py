@@ -111,7 +111,7 @@ def test_every_message_is_claimed_exactly_once_while_inserts_go_on(using: str):
 def test_the_batch_of_a_killed_relay_is_claimed_by_another(using: str):
     """At once if a claim is a transaction; on SQLite when the lease has expired."""
     ids = write(using, 3)
-    lease = 10.0 if using == "default" else 3600.0
+    lease = 5.0 if using == "default" else 3600.0
     with process("tests.stores.test_concurrency.hold", using, lease) as (child, pipe):
         assert receive(pipe) == ids
         assert claimed_ids(using) == []

@@ -1,11 +1,8 @@
 """The order of messages with the same key, tested on every database."""
 
 import secrets
-from contextlib import ExitStack
-from multiprocessing.connection import Connection
 
 import pytest
-from django.db import connections
 
 from django_outbox import OutboxMessage
 from django_outbox.db.fields import partition_of
@@ -15,7 +12,6 @@ from django_outbox.stores.claiming import LAST_PARTITION, MAX_HEADS_INTERVAL, SL
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias
 from tests.support.messages import Clock, claim, claimed_ids, from_the_start, row, settle, write
-from tests.support.spawning import process, receive
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -201,36 +197,6 @@ class TestOwnership:
             with claim(using):
                 assert claimed_ids(alias) == []
             assert claimed_ids(alias) == ids
-
-    def test_several_relays_settle_each_key_in_order(self, using: str):
-        """Three processes with small batches: each settles an unbroken beginning of the messages left of a key."""
-        ids = {f"k{n}": write(using, 40, key=f"k{n}") for n in range(7)}
-        with ExitStack() as stack:
-            target = "tests.stores.test_order.settle_all"
-            pipes = [stack.enter_context(process(target, using))[1] for _ in range(3)]
-            batches = [batch for pipe in pipes for batch in receive(pipe)]
-        batches.sort(key=lambda batch: batch[0])
-        settled: dict[str, list[int]] = {key: [] for key in ids}
-        for _, batch in batches:
-            for key, id in batch:
-                settled[key].append(id)
-        assert settled == ids
-
-
-def settle_all(pipe: Connection, using: str) -> None:
-    """Settle small batches until nothing is pending, and send the time of each claim and its messages."""
-    batches = []
-    cursor = Cursor()
-    with connections[using].cursor() as session:
-        while OutboxMessage.objects.using(using).pending().exists():
-            with claim(using, limit=11, cursor=cursor) as batch:
-                now = {"postgresql": "SELECT clock_timestamp()", "mysql": "SELECT SYSDATE(6)"}
-                session.execute(now.get(connections[using].vendor, "SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')"))
-                time = str(session.fetchone()[0])
-                taken = [(message.key, message.id) for message in batch.messages]
-                settle(using, batch, processed=[id for _, id in taken])
-            batches.append((time, taken))
-    pipe.send(batches)
 
 
 @pytest.fixture
