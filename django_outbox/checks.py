@@ -29,7 +29,7 @@ from django_outbox.conf import OutboxSettings, SettingsProblem, parse_settings
 from django_outbox.conf.routes import find_unreachable, hint_of_publisher
 from django_outbox.db.routing import describe_denied
 from django_outbox.deployment import REQUIRED, find_unapplied_migrations, find_unknown_publishers
-from django_outbox.enqueueing.enqueue import CHUNK_BYTES
+from django_outbox.enqueueing.writing import CHUNK_BYTES
 from django_outbox.events import RecordsEvents
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry as event_registry

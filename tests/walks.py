@@ -8,13 +8,16 @@ sends the message. AMQP_URL names the broker.
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import django
+import pika
 from django.conf import settings
 from django.core.management import call_command
 from django.db import transaction
@@ -50,7 +53,7 @@ def walks() -> Iterator[Walk]:
     """Take each walk."""
     settings.configure(
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        INSTALLED_APPS=["django_outbox"],
+        INSTALLED_APPS=["django_outbox", "django_outbox.inbox"],
         OUTBOX={"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS, "rabbitmq": RABBITMQ}},
         USE_TZ=True,
     )
@@ -77,7 +80,32 @@ def walks() -> Iterator[Walk]:
     yield deliver("claim, publish and settle", "default")
     yield deliver("claim, publish to RabbitMQ and settle", "rabbitmq")
     yield deliver("claim, call a handler and settle", "handlers")
+    with closing(pika.BlockingConnection(pika.URLParameters(AMQP_URL))) as connection:
+        yield receive("receive from RabbitMQ, store and settle", connection.channel())
     yield follow("outbox_status", lambda: call_command("outbox_status", stdout=StringIO()))
+
+
+def receive(name: str, channel: Any) -> Walk:
+    from django_outbox.brokers.rabbitmq import RabbitMQConsumer  # noqa: PLC0415
+    from django_outbox.inbox.reading import Reader  # noqa: PLC0415
+    from django_outbox.inbox.state import LIMITS, InboxState  # noqa: PLC0415
+
+    queue = channel.queue_declare(f"outbox-walk-{uuid.uuid4()}", arguments={"x-expires": 60_000}).method.queue
+    consumer = RabbitMQConsumer("walk", url=AMQP_URL, queue=queue)
+    state = InboxState("default", ["walk"], LIMITS)
+    reader = Reader(consumer, state)
+
+    def put() -> None:
+        properties = pika.BasicProperties(message_id=str(uuid.uuid4()), type="walked", headers={"outbox-key": "k"})
+        channel.basic_publish("", queue, b'{"id": 7}', properties)
+
+    def read_one() -> None:
+        before = state.tally.stored
+        while state.tally.stored == before:
+            reader._read_batch()
+
+    with closing(consumer):
+        return follow(name, read_one, put)
 
 
 def follow(name: str, work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> Walk:

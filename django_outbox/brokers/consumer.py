@@ -173,6 +173,11 @@ class Consumer(abc.ABC):
             Unavailable: the broker cannot be reached, or refuses to let this consumer read.
         """
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it receives nothing yet, because an earlier connection may still hold messages."""
+        return False
+
     def list_warnings(self) -> Sequence[str]:
         """Return what may be wrong although the consumer could be opened, each with its remedy."""
         return ()

@@ -4,7 +4,7 @@ import datetime
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
@@ -27,6 +27,7 @@ from django_outbox.enqueueing.validation import (
     read_message_id,
 )
 from django_outbox.enqueueing.writing import (
+    chunked,
     insert_due,
     insert_new,
     is_due,
@@ -40,15 +41,6 @@ from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store, get_store
 from django_outbox.tracing import traced
-
-Written = TypeVar("Written")
-
-CHUNK_SIZE = 1000
-"""Maximum number of messages that `enqueue_many` writes with one INSERT."""
-
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of payloads and headers in one INSERT. Escaping makes them up to 3.5 times as long, and MariaDB refuses
-a statement of more than 16 MiB."""
 
 
 def enqueue(
@@ -250,20 +242,6 @@ def _insert_many(rows: list[OutboxMessage], checked: list[Json], store: Store, k
                 insert_new(messages, store)
         if due := {message.publisher for message in rows if is_due(message)}:
             notify_after_commit(store, due)
-
-
-def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:
-    """Yield messages in parts, each of which one INSERT can write, given the size of each message in bytes."""
-    chunk: list[Written] = []
-    total = 0
-    for message, size in zip(messages, sizes, strict=True):
-        if chunk and (len(chunk) == CHUNK_SIZE or total + size > CHUNK_BYTES):
-            yield chunk
-            chunk, total = [], 0
-        chunk.append(message)
-        total += size
-    if chunk:
-        yield chunk
 
 
 def _as_message(value: object, position: int) -> Any:

@@ -79,7 +79,10 @@ class Reader:
             return
         self._open()
         batch = self._consumer.receive(self._limits.receive_time)
-        if time.monotonic() - self._opened_at > self._limits.proof_time:
+        if self._consumer.is_waiting:
+            # It has proved nothing yet.
+            self._opened_at = time.monotonic()
+        elif time.monotonic() - self._opened_at > self._limits.proof_time:
             self._end_outage()
         if not batch:
             return

@@ -20,9 +20,8 @@ from django.db.models import QuerySet
 from django_outbox.brokers.consumer import Incoming, StoringOptions
 from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import get_settings
-from django_outbox.enqueueing.enqueue import chunked
 from django_outbox.enqueueing.new_message import NewMessage
-from django_outbox.enqueueing.writing import new_row, notify_after_commit
+from django_outbox.enqueueing.writing import chunked, new_row, notify_after_commit
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry

@@ -125,7 +125,7 @@ def test_autocommit_turned_off_in_the_settings_counts_before_the_first_query(usi
 
 @committed
 def test_require_transaction_false_writes_all_chunks_or_none(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("django_outbox.enqueueing.enqueue.CHUNK_SIZE", 1)
+    monkeypatch.setattr("django_outbox.enqueueing.writing.CHUNK_SIZE", 1)
     second = OutboxMessage(type="order.created", payload=2)
 
     def fail_at_second(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:

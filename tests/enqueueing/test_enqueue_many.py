@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
 from django_outbox.db.fields import uuid7
-from django_outbox.enqueueing.enqueue import CHUNK_BYTES, CHUNK_SIZE
+from django_outbox.enqueueing.writing import CHUNK_BYTES, CHUNK_SIZE
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias, isolation, serialization_error, someone_waits, statements
 from tests.support.messages import claim, count, write

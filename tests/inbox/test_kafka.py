@@ -270,11 +270,13 @@ def test_an_inbox_that_ends_when_idle_gives_up_while_dead_letters_cannot_be_writ
 def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source):
     config = {**source.options["config"], "auto.offset.reset": "latest"}
     consumer = KafkaConsumer("billing", **{**source.options, "config": config})
+    observer = Client({"bootstrap.servers": source.servers, "group.id": source.group})
     received: list[bytes] = []
 
-    def has_joined() -> Any:
+    def has_joined() -> bool:
         assert not consumer.receive(0.1)
-        return consumer._connection and consumer._connection._committed
+        places = [TopicPartition(source.name, number) for number in range(source.partitions)]
+        return all(each.offset >= 0 for each in observer.committed(places, timeout=10))
 
     def has_all() -> bool:
         received.extend(each.body for each in consumer.receive(0.1))
@@ -290,6 +292,7 @@ def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source
         eventually(has_all)
     finally:
         consumer.close()
+        observer.close()
     assert sorted(received) == [b"1", b"2"]
 
 

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from django_outbox.brokers import Incoming, Unavailable
+from django_outbox.brokers import Incoming, Refused, Unavailable
 from django_outbox.brokers.nats import JetStreamConsumer
 from django_outbox.brokers.nats.encoding import NatsDelivery, origin_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
@@ -202,9 +202,7 @@ def permissions(*denied: str) -> str:
     ],
     ids=["requests", "acknowledgements", "dead letters"],
 )
-def test_a_missing_permission_is_an_error_with_the_remedy(
-    make_consumer: MakeConsumer, caplog: pytest.LogCaptureFixture, denied: str, text: str
-):
+def test_a_missing_permission_is_an_error_with_the_remedy(make_consumer: MakeConsumer, denied: str, text: str):
     with NatsServer(permissions(denied)) as server, Nats(server.url, user="admin", password="admin") as nats:
         stream = nats.stream()
         nats.stream("dead.billing")
@@ -219,7 +217,7 @@ def test_a_missing_permission_is_an_error_with_the_remedy(
                 consumer.settle(batch, [message.tag for message in batch] if denied == "dead.billing" else ())
             except Unavailable as error:
                 return str(error)
-            return caplog.text
+            return ""
 
         eventually(lambda: text.format(stream=stream) in read())
 
@@ -239,6 +237,27 @@ def test_an_outage_lasts_while_connections_are_accepted_and_requests_refused(cap
             eventually(lambda: caplog.text.count("reads stream") >= 3)
             eventually(lambda: inbox.outages)
             assert "permit the user to publish" in inbox.outages[0].reason
+    assert caplog.text.count("is unavailable: ") == 1
+    assert "is available again" not in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: pytest.LogCaptureFixture):
+    """Acknowledgements are refused, so each connection waits for the messages of the last one."""
+    caplog.set_level("INFO", logger="django_outbox")
+    with (
+        NatsServer(permissions("$JS.ACK.>")) as server,
+        Nats(server.url, user="admin", password="admin") as nats,
+        closing(JetStreamSource()) as source,
+    ):
+        stream = nats.stream()
+        put(nats, stream, b"1")
+        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
+        options = {"servers": url, "stream": stream, "ack_wait": 2.0}
+        limits = replace(QUICK, proof_time=1.0)
+        with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=limits)) as inbox:
+            eventually(lambda: caplog.text.count("reads stream") >= 4)
+            assert inbox.outages
     assert caplog.text.count("is unavailable: ") == 1
     assert "is available again" not in caplog.text
 
@@ -307,25 +326,19 @@ def test_messages_in_hand_are_given_back_when_the_consumer_is_closed(nats: Nats,
     assert [each.data for each in nats.run(lambda: subscription.fetch(2, timeout=60))] == [b"1", b"2"]
 
 
-def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(
-    nats: Nats, make_consumer: MakeConsumer, caplog: pytest.LogCaptureFixture
-):
+def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(nats: Nats, make_consumer: MakeConsumer):
     stream = nats.stream()
     dead = f"{stream}-dead"
     put(nats, stream, b"{", **{"outbox-message-id": "7", "Nats-Msg-Id": "7"})
     consumer = make_consumer(stream, invalid="reject", dead_letters=dead)
     consumer.open()
     (message,) = receive(consumer, 1)
-    consumer.settle([message], [message.tag])
-    eventually(lambda: any("no stream has stored a dead letter" in text for text in caplog.messages))
+    with pytest.raises(Refused, match=f"no stream has stored a dead letter at '{dead}': no stream has this subject"):
+        consumer.settle([message], [message.tag])
     letters = nats.stream(dead)
-
-    def is_buried() -> bool:
-        batch = consumer.receive(0.05)
-        consumer.settle(batch, [message.tag for message in batch])
-        return nats.count(letters) > 0
-
-    eventually(is_buried)
+    consumer.open()
+    (message,) = receive(consumer, 1)
+    consumer.settle([message], [message.tag])
     eventually(lambda: is_settled(nats, stream))
     (letter,) = nats.take(letters)
     assert (letter.data, letter.headers["outbox-message-id"]) == (b"{", "7")
@@ -345,19 +358,19 @@ def test_deliveries_of_a_message_that_are_rejected_together_are_no_refusal(nats:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_dead_letter_that_cannot_be_stored_holds_up_no_other_message(caplog: pytest.LogCaptureFixture):
+def test_while_dead_letters_cannot_be_stored_the_consumer_is_unavailable(nats: Nats):
     with closing(JetStreamSource()) as source:
-        # Not the source's own durable consumer, whose wait is short.
-        options = {"durable": "patient", "ack_wait": 60.0, "dead_letters": f"{source.name}-nowhere"}
-        with (
-            override_settings(OUTBOX=outbox_of(source, invalid="reject", **options)),
-            running(Inbox(limits=QUICK)),
-        ):
+        dead = f"{source.name}-nowhere"
+        outbox = outbox_of(source, invalid="reject", dead_letters=dead)
+        with override_settings(OUTBOX=outbox), running(Inbox(limits=QUICK)) as inbox:
             source.send(raw=b"{")
-            eventually(lambda: "no stream has stored a dead letter" in caplog.text)
-            for n in range(3):
-                source.send(n)
-                eventually(lambda: payloads("default") == [*range(n + 1)])  # noqa: B023 - it is over by then
+            source.send(1)
+            (outage,) = eventually(lambda: inbox.outages)
+            assert "no stream has stored a dead letter" in outage.reason
+            letters = nats.stream(dead)
+            eventually(lambda: source.unsettled() == 0)
+        assert payloads("default") == [1]
+        assert nats.count(letters) == 1
 
 
 def test_a_message_that_is_rejected_without_dead_letters_does_not_come_again(nats: Nats, make_consumer: MakeConsumer):

@@ -14,6 +14,7 @@ MOST = {
     "claim, publish and settle": 18,
     "claim, publish to RabbitMQ and settle": 26,
     "claim, call a handler and settle": 22,
+    "receive from RabbitMQ, store and settle": 17,
     "outbox_status": 11,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.connection_thread import Intake
-from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Refused
 from django_outbox.brokers.nats.api import NoAnswer, NotUsable, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (
@@ -21,7 +21,6 @@ from django_outbox.brokers.nats.encoding import (
     NatsDelivery,
     dead_letter,
     encode_pub,
-    origin_of,
     read_delivery,
     request_messages,
     status_of,
@@ -36,14 +35,13 @@ from django_outbox.brokers.nats.options import (
 )
 from django_outbox.brokers.options import require_seconds
 from django_outbox.logs import logger
-from django_outbox.messages import ACCEPTED
 
 REQUEST_TIME = 0.5
 """Seconds for which the server answers one request for messages. It cannot be withdrawn, and messages are given back
 only after its end."""
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that the server has to confirm dead letters, and to read the last acknowledgements."""
+"""Seconds that the server has to read the last acknowledgements."""
 
 POLL_INTERVAL = 0.25
 """Seconds between two questions whether another process has settled its messages."""
@@ -127,6 +125,10 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
         }
         return {**found, "filter_subject": self.filter_subject} if self.filter_subject else found
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._connection is not None and self._connection.is_waiting
+
     def _make_connection(self) -> "NatsConsumerConnection":
         return NatsConsumerConnection(self)
 
@@ -147,12 +149,13 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self.intake = Intake(self._max_buffer_bytes, lambda: self.call(self._changed.set))
         self._terms: Terms
         self._may_read = False
+        self.is_waiting = True
         self._last_tag = 0
         self._unsettled: dict[int, NatsDelivery] = {}
         self._mean_size = 0.0
         self._last_request = 0
         self._expected = 0
-        self._dying: dict[bytes, tuple[NatsDelivery, float]] = {}
+        self._letters: dict[bytes, asyncio.Future[str]] = {}
         self._thread.start()
 
     # Any thread
@@ -164,6 +167,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         return self.intake.take(max_messages, max_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        if rejected and self._consumer.dead_letters and (reason := self.ask(lambda: self._write_dead(rejected))):
+            raise Refused(f"no stream has stored a dead letter at {self._consumer.dead_letters!r}: {reason}")
         self.call(lambda: self._settle([message.tag for message in batch], rejected))
 
     # The connection's thread
@@ -209,6 +214,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             return
         self._start(self._keep())
         await self._let_others_finish()
+        self.is_waiting = False
         while not self._is_over():
             await self._wait(lambda: self._wanted() > 0 or self._is_over())
             number = self._wanted()
@@ -265,8 +271,9 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             self._receive(NatsDelivery(subject, reply, headers or b"", data))
         elif subject.startswith(self._client.inbox):
             token = subject[len(self._client.inbox) :]
-            if token in self._dying:
-                self._settle_dying(token, data)
+            if (letter := self._letters.get(token)) is not None and not letter.done():
+                outcome = read_response(data)
+                letter.set_result(outcome.error if outcome is not None else "no stream has this subject")
             elif token == b"%d" % self._last_request and headers is not None:
                 self._on_status(status_of(headers), headers)
 
@@ -294,50 +301,30 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     # Settling
 
     def _settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
-        if not self._is_connected or self.error:
-            return
+        if self._is_connected and not self.error:
+            # A rejected message is among the dead letters, or has no destination; the caller has logged that.
+            pieces = [encode_pub(self._unsettled.pop(tag).reply, TERM if tag in rejected else ACK) for tag in tags]
+            self._client.send(pieces)
+            self._changed.set()
+
+    async def _write_dead(self, tags: Collection[int]) -> str:
+        """Publish copies of rejected messages. Return the reason if a stream does not confirm all of them."""
+        self._letters = {b"dead%d" % tag: self._loop.create_future() for tag in tags}
         pieces = []
-        for tag in tags:
-            delivery = self._unsettled.pop(tag)
-            if tag in rejected and not self._consumer.dead_letters:
-                # The message is too large to be stored; the caller has logged that it is lost.
-                pieces.append(encode_pub(delivery.reply, TERM))
-            elif tag in rejected:
-                # If an earlier copy was not confirmed, this one replaces it.
-                token = b"dead" + origin_of(delivery.reply)[2]
-                now = time.monotonic()
-                _earlier, sent_at = self._dying.get(token, (delivery, now))
-                # Several deliveries of a message may be settled together.
-                if now - sent_at > self._terms.ack_wait / 2:
-                    self._refuse_dead_letter("no stream has confirmed the last copy")
-                self._dying[token] = delivery, now
-                subject = self._consumer.dead_letters.encode()
-                reply = self._client.inbox + token
-                pieces.append(dead_letter(delivery, subject, reply, self._client.max_payload))
-            else:
-                pieces.append(encode_pub(delivery.reply, ACK))
-        self._client.send(pieces)
-        self._changed.set()
+        for tag, token in zip(tags, self._letters, strict=True):
+            reply, subject = self._client.inbox + token, self._consumer.dead_letters.encode()
+            pieces.append(dead_letter(self._unsettled[tag], subject, reply, self._client.max_payload))
+        await self._client.write(pieces)
+        try:
+            reasons = await asyncio.wait_for(asyncio.gather(*self._letters.values()), self._options.stall_timeout)
+        except asyncio.TimeoutError:
+            return "it does not respond"
+        return next(filter(None, reasons), "")
 
-    def _settle_dying(self, token: bytes, data: bytes) -> None:
-        """Give up a message once the stream of the dead letters has confirmed its copy."""
-        delivery, _sent_at = self._dying.pop(token)
-        outcome = read_response(data)
-        if outcome is ACCEPTED:
-            self._client.send([encode_pub(delivery.reply, TERM)])
-        else:
-            self._refuse_dead_letter(outcome.error if outcome is not None else "no stream has this subject")
-        self._changed.set()
-
-    def _refuse_dead_letter(self, reason: str) -> None:
-        logger.error(
-            "%(subject)s: no stream has stored a dead letter at %(destination)r; the message will come again: "
-            "%(reason)s",
-            event="consumer.dead_letter_refused",
-            subject=self._owner,
-            destination=self._consumer.dead_letters,
-            reason=reason,
-        )
+    def _end_letters(self, reason: str) -> None:
+        for letter in self._letters.values():
+            if not letter.done():
+                letter.set_result(reason)
 
     async def _keep(self) -> None:
         """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
@@ -357,14 +344,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     async def _finish(self) -> None:
         for task in self._tasks:
             task.cancel()
-        try:
-            await asyncio.wait_for(self._wait(lambda: not self._dying), CLOSE_TIMEOUT)
-        except asyncio.TimeoutError:
-            logger.warning(
-                "%(subject)s: dead letters are not confirmed; their messages will come again",
-                event="consumer.dead_letter_refused",
-                subject=self._owner,
-            )
         try:
             if self._unsettled:
                 # Otherwise, messages that are given back would be the answer to the last request.
@@ -390,8 +369,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         if denied == self._next.lower():
             self._end(f"{self._name}: permit the user to publish to {self._next}")
         elif denied == self._consumer.dead_letters.lower():
-            self._dying.clear()
-            self._refuse_dead_letter("the user may not publish to this subject")
+            self._end_letters("the user may not publish to this subject")
         elif denied is not None and denied.startswith("$js.ack."):
             self._end(f"{self._name}: permit the user to publish to $JS.ACK.>")
         logger.debug(

@@ -20,21 +20,25 @@ from redis.crc import key_slot
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
 from django_outbox.brokers.options import require_choice, require_seconds, require_text
 from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
-from django_outbox.brokers.redis.encoding import StreamEntry, read_delivery
+from django_outbox.brokers.redis.encoding import (
+    StreamEntry,
+    as_dict,
+    find_group,
+    read_delivery,
+    read_entries,
+    read_streams,
+)
 from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
+from django_outbox.brokers.redis.losses import Losses, number_of
 from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.logs import logger
-from django_outbox.rates import Allowance
 
 MAX_CLAIM_INTERVAL = 30.0
 """Maximum seconds between two searches for entries to take over."""
 
 FIRST_COUNT = 10
 """Number of entries in the first read, when nothing is known of their size."""
-
-LOSS_INTERVAL = 60.0
-"""Seconds in which lost entries are logged once."""
 
 RELEASED = "outbox-released"
 """The consumer that gets entries that a consumer gives back; they can be taken over at once."""
@@ -144,7 +148,7 @@ class RedisConsumerConnection(ConsumerConnection):
         self._consumer = name
         self._has_group = False
         self.start = start
-        self._timeout = options.timeout
+        self._claim_ms = max(int(options.claim_idle * 1000), 1)
         self._last_tag = 0
         self._unsettled: dict[int, StreamEntry] = {}
         self._received: deque[Incoming] = deque()
@@ -155,11 +159,7 @@ class RedisConsumerConnection(ConsumerConnection):
         self._own_id: bytes | None = b"0"
         self._claim_cursor = b"0-0"
         self._claim_at = 0.0
-        # While this entry or an earlier one is in the stream, no unread entry was trimmed.
-        self._last_id: bytes | None = None
-        # The number of entries that were ever added up to the last one that was read; 0 until it is needed.
-        self._place_of_last = 0
-        self._loss_logs = Allowance(1, LOSS_INTERVAL)
+        self._losses = Losses(self._owner)
 
     def open(self) -> None:
         options = self._options
@@ -174,24 +174,16 @@ class RedisConsumerConnection(ConsumerConnection):
             raise
 
     def _find_or_create_group(self) -> None:
-        if self._options.create_group is not None:
-            self._create_group()
+        try:
+            self._command("XPENDING", *self._place)
+        except Unavailable:
+            if self._options.create_group is None:
+                raise
+            # If another process creates it at the same time, the next connection finds it.
+            self._command("XGROUP", "CREATE", *self._place, self._choose_start(), "MKSTREAM")
         if self._options.create_group == "end" and self.start is None:
             self.start = self._read_group()[b"last-delivered-id"]
         self._has_group = True
-
-    def _create_group(self) -> None:
-        try:
-            self._command("XGROUP", "CREATE", *self._place, self._choose_start(), "MKSTREAM")
-        except Unavailable as error:
-            if "BUSYGROUP" in str(error):
-                return
-            if isinstance(error.__cause__, redis.OutOfMemoryError):
-                # Redis refuses the command although the group may exist; it can be read without memory.
-                with suppress(Unavailable):
-                    self._command("XPENDING", *self._place)
-                    return
-            raise
 
     def _choose_start(self) -> str | bytes:
         """Return the ID of the entry after which the group begins if it does not exist."""
@@ -201,7 +193,7 @@ class RedisConsumerConnection(ConsumerConnection):
             return "$"
         last = self._command("XREVRANGE", self._options.stream, "+", "-", "COUNT", 1)
         # If the stream was deleted and created again, its IDs may be lower.
-        return self.start if last and _number(last[0][0]) >= _number(self.start) else "0"
+        return self.start if last and number_of(last[0][0]) >= number_of(self.start) else "0"
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._has_group:
@@ -228,7 +220,7 @@ class RedisConsumerConnection(ConsumerConnection):
             self._average_size = 0.9 * self._average_size + 0.1 * entry.size
         if gone:
             # They were trimmed or deleted while they were pending.
-            self._log_loss()
+            self._losses.log()
             self._settle(gone, [])
 
     def _read(self, count: int, seconds: float) -> list[StreamEntry]:
@@ -237,8 +229,7 @@ class RedisConsumerConnection(ConsumerConnection):
         Every method that reads raises `Unavailable` if the connection has ended, or if Redis refuses.
         """
         if self._own_id is not None:
-            command = *self._reading(count), "STREAMS", self._options.stream, self._own_id
-            entries = _read_streams(self._command(*command))
+            entries = read_streams(self._command(*self._reading(count, self._own_id)))
             self._own_id = entries[-1].id if entries else None
             if entries:
                 return entries
@@ -254,20 +245,19 @@ class RedisConsumerConnection(ConsumerConnection):
 
         A rejected entry is acknowledged after Redis has confirmed that it is among the dead letters.
         """
-        options = self._options
         commands: list[bytes] = []
-        if not options.dead_letters:
+        if not self._options.dead_letters:
             accepted = [*accepted, *(entry.id for entry in rejected)]
         else:
             for entry in rejected:
-                commands.append(encode_command("XADD", options.dead_letters, "*", *entry.fields))
+                commands.append(encode_command("XADD", self._options.dead_letters, "*", *entry.fields))
                 self._owed.append(entry.id)
         if accepted:
             commands.append(encode_command("XACK", *self._place, *accepted))
             self._owed.append(None)
         # A connection that has ended is noticed by the next command.
         with suppress(Lost):
-            self._connection.send(b"".join(commands), time.monotonic() + self._timeout)
+            self._connection.send(b"".join(commands), time.monotonic() + self._options.timeout)
 
     def close(self) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
@@ -288,86 +278,44 @@ class RedisConsumerConnection(ConsumerConnection):
             )
         self._connection.close()
 
-    @property
-    def _claim_ms(self) -> int:
-        return max(int(self._options.claim_idle * 1000), 1)
-
     def _claim(self, count: int) -> list[StreamEntry]:
+        """Take over entries that are old enough, and return them; the cursor is "0-0" after the last one."""
         if time.monotonic() < self._claim_at:
             return []
-        entries = _read_entries(self._autoclaim(count))
-        if self._claim_cursor == b"0-0":
-            self._claim_at = time.monotonic() + min(self._options.claim_idle / 2, MAX_CLAIM_INTERVAL)
-        return entries
-
-    def _autoclaim(self, count: int) -> list[Any]:
-        """Take over entries that are old enough, and return them; set the cursor, which is "0-0" after the last one."""
         command = "XAUTOCLAIM", *self._place, self._consumer, self._claim_ms, self._claim_cursor, "COUNT", count
         self._claim_cursor, found, *deleted = self._command(*command)
+        if self._claim_cursor == b"0-0":
+            self._claim_at = time.monotonic() + min(self._options.claim_idle / 2, MAX_CLAIM_INTERVAL)
         if any(deleted):
-            self._log_loss()
-        entries = [each for each in found if each]
-        if len(entries) < len(found):
+            self._losses.log()
+        if not all(found):
             # Redis 6.2 does not list deleted entries but gives them to this consumer, which has to acknowledge them.
             self._own_id = b"0"
-        return entries
+        return read_entries(found)
 
     def _read_new(self, count: int) -> list[StreamEntry]:
         """Return new entries if there are any, and log whether others were trimmed before the group has read them."""
-        name = self._options.stream
-        if self._last_id is None:
-            self._last_id = self._read_group()[b"last-delivered-id"]
+        name, losses = self._options.stream, self._losses
+        if losses.last_id is None:
+            losses.last_id = self._read_group()[b"last-delivered-id"]
         groups, info, reply = self._commands(
-            ("XINFO", "GROUPS", name), ("XINFO", "STREAM", name), (*self._reading(count), "STREAMS", name, ">")
+            ("XINFO", "GROUPS", name), ("XINFO", "STREAM", name), self._reading(count, ">")
         )
-        entries = _read_streams(reply)
+        entries = read_streams(reply)
         if entries:
-            self._look_for_gap(self._find_group(groups), dict(zip(info[::2], info[1::2], strict=True)), self._last_id)
-        return self._note_last(entries)
-
-    def _look_for_gap(self, group: dict[bytes, Any], stream: dict[bytes, Any], last_id: bytes) -> None:
-        """Log a loss if more entries have left the stream, before a read, than the group had read by then.
-
-        Redis 7.0 does not count trimmed entries as read when the group has passed them, so that gap is remembered.
-        """
-        first, read = stream[b"first-entry"], group.get(b"entries-read")
-        if read is None or (first and _number(first[0]) <= _number(last_id)):
-            return
-        gone = stream[b"entries-added"] - stream[b"length"]
-        if gone > max(read, self._place_of_last):
-            self._log_loss()
-        self._place_of_last = gone
-
-    def _log_loss(self) -> None:
-        if self._loss_logs.take():
-            logger.error(
-                "%(subject)s: entries were trimmed or deleted before they were stored, and are lost: trim the stream "
-                "less (max_length of the publisher, MAXLEN or MINID of XTRIM), or read it faster",
-                event="consumer.messages_lost",
-                subject=self._owner,
-            )
+            losses.find_gap(find_group(groups, self._options.group), as_dict(info))
+        return losses.note_read(entries)
 
     def _await_new(self, count: int, seconds: float) -> list[StreamEntry]:
-        block = max(int(min(seconds, self._timeout / 2) * 1000), 1)
-        reply = self._command(*self._reading(count), "BLOCK", block, "STREAMS", self._options.stream, ">")
-        return self._note_last(_read_streams(reply))
-
-    def _note_last(self, entries: list[StreamEntry]) -> list[StreamEntry]:
-        if entries:
-            self._last_id = entries[-1].id
-            self._place_of_last += len(entries)
-        return entries
+        block = max(int(min(seconds, self._options.timeout / 2) * 1000), 1)
+        return self._losses.note_read(read_streams(self._command(*self._reading(count, ">", "BLOCK", block))))
 
     def _read_group(self) -> dict[bytes, Any]:
-        return self._find_group(self._command("XINFO", "GROUPS", self._options.stream))
+        return find_group(self._command("XINFO", "GROUPS", self._options.stream), self._options.group)
 
-    def _find_group(self, groups: Any) -> dict[bytes, Any]:
-        found = (dict(zip(each[::2], each[1::2], strict=True)) for each in groups)
-        name = self._options.group.encode()
-        return next((each for each in found if each[b"name"] == name), {b"last-delivered-id": b"0-0"})
-
-    def _reading(self, count: int) -> tuple[str | int, ...]:
-        return "XREADGROUP", "GROUP", self._options.group, self._consumer, "COUNT", count
+    def _reading(self, count: int, after: str | bytes, *arguments: str | int) -> tuple[str | int | bytes, ...]:
+        stream, group = self._place
+        return "XREADGROUP", "GROUP", group, self._consumer, "COUNT", count, *arguments, "STREAMS", stream, after
 
     def _command(self, *arguments: str | int | bytes) -> Any:
         (reply,) = self._commands(arguments)
@@ -386,7 +334,7 @@ class RedisConsumerConnection(ConsumerConnection):
             owed, self._owed = self._owed, []
             replies = Replies()
             try:
-                self._connection.receive(replies, len(owed), time.monotonic() + self._timeout)
+                self._connection.receive(replies, len(owed), time.monotonic() + self._options.timeout)
             except Lost as error:
                 # A reply that came late would be taken for the reply to the next command.
                 self._connection.close()
@@ -398,16 +346,3 @@ class RedisConsumerConnection(ConsumerConnection):
                 self._refusal = explain_reply(next(iter(replies.errors.values())))
         if self._refusal:
             raise Unavailable(f"messages cannot be settled: {self._refusal}")
-
-
-def _read_streams(reply: Any) -> list[StreamEntry]:
-    return _read_entries(reply[0][1]) if reply else []
-
-
-def _read_entries(entries: Any) -> list[StreamEntry]:
-    """Return entries. One that was deleted or trimmed while it was pending has no fields any more."""
-    return [StreamEntry(id, fields or []) for id, fields in (each for each in entries if each)]
-
-
-def _number(id: bytes) -> tuple[int, ...]:
-    return tuple(map(int, id.split(b"-")))

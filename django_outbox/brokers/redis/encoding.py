@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -114,3 +114,24 @@ def _read_headers(text: str) -> tuple[Mapping[str, Any], str]:
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
+
+
+def read_streams(reply: Any) -> list[StreamEntry]:
+    """Return the entries in the reply to a command that reads one stream."""
+    return read_entries(reply[0][1]) if reply else []
+
+
+def read_entries(entries: Any) -> list[StreamEntry]:
+    """Return entries. One that was deleted or trimmed while it was pending has no fields any more."""
+    return [StreamEntry(id, fields or []) for id, fields in (each for each in entries if each)]
+
+
+def as_dict(reply: Sequence[Any]) -> dict[bytes, Any]:
+    """Return names and values that alternate in a reply as a dict."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def find_group(reply: Sequence[Sequence[Any]], name: str) -> dict[bytes, Any]:
+    """Return a group in the reply to XINFO GROUPS, or one that has read nothing."""
+    groups = (group for group in map(as_dict, reply) if group[b"name"] == name.encode())
+    return next(groups, {b"last-delivered-id": b"0-0"})
