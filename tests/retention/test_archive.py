@@ -67,6 +67,8 @@ def test_a_manifest_that_cannot_be_read_is_named_with_the_reason(using: str, arc
     name = str(path.relative_to(archive))
     with pytest.raises(InvalidArchive, match=re.escape(f"{name} cannot be read: {reason}")):
         storage_of(using).read_manifest(name.removesuffix(MANIFEST))
+    with pytest.raises(InvalidArchive, match=re.escape(f"{name} cannot be read: {reason}")):
+        storage_of(using).read_manifest(name)
 
 
 def test_purged_messages_are_in_a_file_with_a_manifest_and_a_marker(using: str, archive: Path):

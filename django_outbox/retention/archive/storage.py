@@ -226,7 +226,7 @@ class ArchiveStorage:
             ArchiveUnavailable: the storage failed.
             InvalidArchive: there is no manifest, it cannot be read, or the file is of another database.
         """
-        name = f"{file.removesuffix(FILE)}{MANIFEST}"
+        name = f"{file.removesuffix(FILE).removesuffix(MANIFEST)}{MANIFEST}"
         with self._reporting(f"Reading the manifest {name}", CHECK):
             try:
                 with self._storage.open(name) as stored:
