@@ -164,11 +164,11 @@ def test_a_topic_may_be_refused_when_messages_are_written(cluster, topic, make_p
     assert {(each.verdict, each.error_class) for each in outcomes[2:]} == {TOPIC_ERRORS[code][:2]}
 
 
-def test_many_topics_are_looked_up_together(cluster, make_publisher):
-    topics = [unique_name() for _ in range(30)]
-    for name in topics:
-        cluster.create_topic(name)
-    assert make_publisher().publish([make_message(name, b"1") for name in topics]) == [ACCEPTED] * 30
+def test_many_topics_are_looked_up_together(make_publisher):
+    messages = [make_message(unique_name(), b"1") for _ in range(30)]
+    # The first publisher creates them, and the second one finds them.
+    for _ in range(2):
+        assert make_publisher().publish(messages) == [ACCEPTED] * 30
 
 
 # Producers that end, and outages
