@@ -58,7 +58,7 @@ class ConnectionThread(abc.ABC):
 
     @abc.abstractmethod
     def _release(self, error: str) -> None:
-        """Let the threads that wait for messages or outcomes go on."""
+        """Release the threads that wait for messages or outcomes."""
 
 
 class PendingCall(EncodedCall[M, E]):

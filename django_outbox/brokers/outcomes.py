@@ -47,14 +47,14 @@ def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Seq
 
 
 def prepare_publisher(publisher: Publisher) -> str:
-    """Let a publisher connect. Return the reason on one line if it cannot, and otherwise an empty string."""
+    """Connect a publisher. Return the reason on one line if that fails, otherwise an empty string."""
     if open_blocks:
         return ""
     return _ask(lambda: _read_error(reason) if (reason := publisher.prepare()) else "", _read_error)
 
 
 def check_publisher(publisher: Publisher) -> list[str]:
-    """Let a publisher check its broker. Return the problems, each on one line; none if it works."""
+    """Check a publisher's broker. Return the problems, each on one line; none if it works."""
     if open_blocks:
         return []
 

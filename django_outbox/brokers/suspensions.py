@@ -135,7 +135,7 @@ class Suspensions(Generic[K]):
             return True
 
     def end_trial(self, key: K) -> None:
-        """Let another message try this destination if a trial has had no result."""
+        """Allow another trial of this destination if one has had no result."""
         with self._lock:
             found = self._found.get(key)
             if found is not None and found.is_trying:

@@ -37,7 +37,7 @@ class OutboxResult(AnyResult):
         return (*super().__reduce__(), {"outbox_using": self.outbox_using})
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
-        """Revoke the call in the outbox, and tell the workers to ignore it after the commit, as Celery does."""
+        """Revoke the call in the outbox, and notify the workers after the commit, as Celery does."""
         from django_outbox.celery.storing import expire_calls  # noqa: PLC0415 - needs the models
 
         revoke = super().revoke
@@ -48,7 +48,7 @@ class OutboxControl(Control):
     """The remote control of an `OutboxCelery`: `revoke` also finds calls in the outbox."""
 
     def revoke(self, task_id: str | Sequence[str], *args: Any, **kwargs: Any) -> Any:
-        """Revoke calls in the outbox, and tell the workers to ignore them after the commit, as Celery does.
+        """Revoke calls in the outbox, and notify the workers after the commit, as Celery does.
 
         It looks in the databases that store the calls of the app and of its tasks. It returns the replies of the
         workers, or None inside a transaction.

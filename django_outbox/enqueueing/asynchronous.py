@@ -130,7 +130,7 @@ def atomic_async(function: Callable[..., Any] | None = None, /, *, using: str | 
 
 @contextmanager
 def _naming(function: str) -> Iterator[None]:
-    """Let an error name the function that was called, and the remedy for async code."""
+    """Name the called function, and the remedy for async code, in an error."""
     try:
         yield
     except TransactionRequired:

@@ -179,7 +179,7 @@ def flush(stream: OutputWrapper) -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Let the collector skip all present objects until the end of the block.
+    """Exempt all present objects from garbage collection until the end of the block.
 
     Batches of messages make it run often, and a Django project has several hundred thousand objects that it would
     traverse each time: 7% of the rate of a drain. See `gc.freeze` in Python's documentation.

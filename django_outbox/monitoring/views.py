@@ -28,7 +28,7 @@ NO_CLIENT = 'prometheus_client is not installed: pip install "django-transaction
 
 
 def for_machines(view: View) -> View:
-    """Let a view be read without a login, a cache, or the transactions of `ATOMIC_REQUESTS`.
+    """Serve a view without a login, a cache, or the transactions of `ATOMIC_REQUESTS`.
 
     A redirect to a login page would look like success to a probe.
     """
@@ -36,7 +36,7 @@ def for_machines(view: View) -> View:
 
 
 def outside_transactions(view: View) -> View:
-    """Let a view run outside the transactions of `ATOMIC_REQUESTS`."""
+    """Run a view outside the transactions of `ATOMIC_REQUESTS`."""
 
     @wraps(view)
     def outside(request: HttpRequest) -> HttpResponse:

@@ -15,7 +15,7 @@ from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tra
 
 @contextmanager
 def memory_publishers() -> Iterator[None]:
-    """Let a `MemoryPublisher` stand in for each publisher, except publishers that call handlers.
+    """Replace each publisher by a `MemoryPublisher`, except publishers that call handlers.
 
     This holds in all threads, whatever `OUTBOX` says, and for publishers that were made earlier.
     `django_outbox.brokers.memory.published` is empty at the beginning.

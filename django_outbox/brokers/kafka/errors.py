@@ -18,7 +18,7 @@ class Blame(enum.Enum):
     """This message."""
 
     BATCH = "batch"
-    """One of the messages that were written to the partition together; the broker does not say which one."""
+    """One of the messages that were written to the partition together; the broker does not identify it."""
 
     TOPIC = "topic"
     """The topic: all messages for it have this error."""

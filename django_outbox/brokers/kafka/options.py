@@ -191,7 +191,7 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
 
 
 def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object], *, with_login: bool) -> None:
-    """Let librdkafka validate the options. Without the brokers' addresses it does not connect."""
+    """Validate the options with librdkafka, which does not connect without the brokers' addresses."""
     left_out = {"bootstrap.servers", "metadata.broker.list", "oauth_cb"}
     if not with_login:
         left_out |= {"security.protocol", "sasl.mechanism", "sasl.mechanisms"}

@@ -179,7 +179,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
                 trials.retire()
 
     def _retire(self, connection: RabbitMQPublisherConnection) -> None:
-        """Let a connection finish the batches in hand; the next one is sent over a new connection."""
+        """Retire a connection after the batches in hand. The next one is sent over a new connection."""
         with self._lock:
             if connection is self._connection:
                 self._connection = None

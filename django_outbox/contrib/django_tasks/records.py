@@ -61,7 +61,7 @@ def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | 
 
 
 def _follow_message(record: TaskRecord, using: str) -> None:
-    """Let the record follow a message that an operator has cancelled, requeued or discarded."""
+    """Update the record of a message that an operator has cancelled, requeued or discarded."""
     messages = OutboxMessage.objects.using(using)
     message = messages.filter(message_id=record.message_id, publisher=record.publisher).first()
     if message is None or message.status == Status.FAILED:
