@@ -24,10 +24,10 @@ from tests.support.waiting import eventually
 
 RUNS = {
     "ladder": ("--messages=100 --rows=50 --batch-size=20", 7),
-    "drain": ("--messages=100 --keys=9 --running --broker rabbitmq redis nats kafka", 24),
+    "drain": ("--messages=100 --keys=9 --running --broker rabbitmq nats kafka", 18),
     "costs": ("--messages=50", 13),
     "database": ("--messages=100 --keys=7 --workers=2", 6),
-    "latency": ("--seconds=1 --rates=50 --source table snapshot", 4),
+    "latency": ("--seconds=1 --rates=50", 2),
     "enqueue": ("--messages=10 --writers=2", 8),
     "scale": ("--messages=100 --keys=7 --relays=2 --source snapshot --broker redis", 2),
     "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
