@@ -42,7 +42,7 @@ MAX_SHOWN = 1000
 MAX_WAITING = 10_000
 """Maximum number of these messages among which an operation finds those of a group."""
 
-MAX_FAILED = 100_000
+MAX_FAILED = 50_000
 """Maximum number of failed messages among which an operation finds those of a group, the newest first."""
 
 
@@ -164,9 +164,10 @@ def advance(
     operation: Operation, group: Group, progress: Progress, *, by: str, user_id: Any, seconds: float
 ) -> Progress:
     """Change messages for about this time, at least one batch. It may raise ArchiveUnavailable."""
-    deadline = time.monotonic() + seconds
     before, reason = progress.done, progress.reason or ""
     found = find_members(operation, group, datetime.datetime.fromisoformat(progress.until))
+    # Finding them takes a second itself if very many have failed.
+    deadline = time.monotonic() + seconds
     left = len(found.targets)
     for ids in batches(target.id for target in found.targets):
         left -= len(ids)
