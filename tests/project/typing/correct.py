@@ -25,7 +25,7 @@ from django_outbox import (
     enqueue_many,
 )
 from django_outbox.beat import beat_schedule
-from django_outbox.brokers import BatchRefused, Consumer, Publisher
+from django_outbox.brokers import BatchRefused, Consumer, Incoming, Publisher
 from django_outbox.brokers.celery import CeleryPublisher
 from django_outbox.brokers.console import ConsolePublisher
 from django_outbox.brokers.memory import MemoryPublisher, published
@@ -33,6 +33,7 @@ from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
 from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import EventCollector, RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
+from django_outbox.inbox import Received, once, receive
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.relay import Relay, Tally
@@ -258,3 +259,10 @@ async def check_outbox_in_async_code(outbox: Outbox) -> None:
     await outbox.aassert_not_enqueued("order.paid", where={"key": message.key})
     drained: Drained = await outbox.adrain()
     assert drained.failures == ()
+
+
+def receive_all(bodies: Sequence[bytes]) -> list[str]:
+    messages = [Incoming(tag, body, type="order.created") for tag, body in enumerate(bodies)]
+    received: Received = receive(messages, consumer="billing", invalid="reject", using="default")
+    assert_type(once("7", consumer="billing"), bool)
+    return [f"{each.message.tag}: {each.reason}" for each in received.rejected]

@@ -9,6 +9,7 @@ from django_outbox.brokers import Publisher
 from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
 from django_outbox.events import RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidMessage
+from django_outbox.inbox import receive
 from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.models import OutboxMessageQuerySet
 from django_outbox.relay import Relay
@@ -73,6 +74,8 @@ RabbitMQPublisher("default", hostname="localhost")  # type: ignore[call-arg]
 RabbitMQPublisher("default", timeout="5 seconds")  # type: ignore[arg-type]
 RabbitMQConsumer("billing", url="amqp://a", queue="billing", batchsize=10)  # type: ignore[call-arg]
 RabbitMQConsumer("billing", url="amqp://a", queue="billing", invalid="drop")  # type: ignore[arg-type]
+receive([b"1"], consumer="billing")  # type: ignore[list-item]
+receive([], consumer="billing", invalid="drop")  # type: ignore[arg-type]
 Relay("default")  # type: ignore[call-arg]
 Relay(workers="2")  # type: ignore[arg-type]
 retry_later("busy", retry_after="3 seconds")  # type: ignore[arg-type]
