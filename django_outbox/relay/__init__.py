@@ -4,10 +4,11 @@ A message meets these modules, in this order:
 
 - `relay`: publishers and threads; `worker`: the loop of a thread, which decides when a round begins
 - `delivery`: one round, within the limits of `rate_limits` and of the budget in `state`
-- `batch`: claim, publish in waves, decide, copy `dead_letters`, settle; the `recorder` is called after each phase
+- `sending`: messages go to a broker in waves; if the publisher raises, `isolation` finds the ones to blame
+- `handling`: the same for a publisher that calls handlers, `transactional` or `leased`, in `savepoints`
+- `batch`: claim, copy `dead_letters`, settle; the `recorder` is called after each phase
+- `decisions`: the new state of each message
 - `sources`: where messages are claimed, and where their new states are written
-- `isolation`: the search for poison messages, if a publisher raises
-- `handling`, with `transactional` or `leased`: the same for a publisher that calls handlers
 
 `breakers` and `pauses` decide whether there is a round at all. `state` has what the workers share.
 """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -15,12 +15,13 @@ from django_outbox.deployment import REQUIRED, close_after_error
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import Message
 from django_outbox.models import RateLimit
-from django_outbox.relay.batch import BrokerDeliverer, Deliverer
-from django_outbox.relay.leased import LeasedDeliverer
+from django_outbox.relay.batch import Delivered, Phases, Unsettled
+from django_outbox.relay.handling.leased import LeasedDeliverer
+from django_outbox.relay.handling.transactional import TransactionalDeliverer
 from django_outbox.relay.rate_limits import RateLimiter
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, Source, StreamFirst, StreamReader, TableSource
 from django_outbox.relay.state import RelayState, Tally
-from django_outbox.relay.transactional import TransactionalDeliverer
 from django_outbox.stores import get_store
 
 
@@ -63,7 +64,16 @@ class Delivery:
         self._publisher = publisher
         self._source = source
         self._state = state
-        self._deliverer = make_deliverer(publisher, source, state)
+        self._phases = Phases(
+            publisher,
+            source,
+            state.settings,
+            dead_letters=state.dead_letters,
+            refusals=state.refusals[publisher.alias],
+            paused_types=partial(state.pauses.paused_types, publisher.alias),
+            is_stopping=lambda: state.stopping,
+        )
+        self._deliverer = make_deliverer(publisher, self._phases, state)
         self._prepares = type(publisher).prepare is not Publisher.prepare
         rate = state.settings.rate_limit_of(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
@@ -82,26 +92,20 @@ class Delivery:
         try:
             return self._run(wanted)
         except (DatabaseError, InterfaceError) as error:
-            # MariaDB shows no table to a role without a privilege on it, and only some need this one.
-            limits = [RateLimit] if self._limiter else []
-            connection = connections[using]
-            # A watcher of the calls may have opened another connection in the meantime.
-            is_same = (self._deliverer.session or session) in (None, connection.connection)
-            responds = is_same and not connection.in_atomic_block and is_usable(connection)
-            remedy = get_store(connection).describe_missing_rights(error) if responds else ""
-            reason = close_after_error(connection, error, [*REQUIRED, *limits]) + remedy
-            outage = f"database {using!r}: {reason}"
-            if published := self._deliverer.published:
-                if not responds:
-                    return Round(published=published, unsettled=reason, database_outage=outage)
-                # The database refuses a row.
-                self._deliverer.settle_carefully(error)
-                return Round(looked=True, published=published, unsettled=reason)
+            reason, responds = self._explain(error, session)
             if responds and shows_refusal(error):
                 # A missing right or table may be this publisher's alone, such as that of its rate limit, or a tenant's.
-                schema = getattr(connection, "schema_name", "")
+                schema = getattr(connections[using], "schema_name", "")
                 return Round(publisher_outage=f"schema {schema!r}: {reason}" if schema else reason, looked=True)
-            return Round(database_outage=outage)
+            return Round(database_outage=f"database {using!r}: {reason}")
+        except Unsettled as unsettled:
+            reason, responds = self._explain(unsettled.error, unsettled.session)
+            if not responds:
+                outage = f"database {using!r}: {reason}"
+                return Round(published=unsettled.published, unsettled=reason, database_outage=outage)
+            # The database refuses a row.
+            self._phases.note_refusal(unsettled.published, unsettled.error)
+            return Round(looked=True, published=unsettled.published, unsettled=reason)
 
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
@@ -119,11 +123,21 @@ class Delivery:
             with suppress(DatabaseError, InterfaceError):
                 self._limiter.release()
 
+    def _explain(self, error: Exception, session: object) -> tuple[str, bool]:
+        """Close the connection. Return the reason of an error, and whether the database responded in this session."""
+        # MariaDB shows no table to a role without a privilege on it, and only some need this one.
+        limits = [RateLimit] if self._limiter else []
+        connection = connections[self._state.using]
+        # A watcher of the calls may have opened another connection in the meantime.
+        is_same = session in (None, connection.connection)
+        responds = is_same and not connection.in_atomic_block and is_usable(connection)
+        remedy = get_store(connection).describe_missing_rights(error) if responds else ""
+        return close_after_error(connection, error, [*REQUIRED, *limits]) + remedy, responds
+
     def _run(self, wanted: int) -> Round:
         limiter, budget = self._limiter, self._state.budget
         # Those that are not published for now must not take the places of others.
-        wanted += len(self._deliverer.refused)
-        self._deliverer.published, self._deliverer.session = (), None
+        wanted += len(self._phases.refusals)
         if limiter is not None:
             if not limiter.look_for_work():
                 return Round(prepared=self._prepares, looked=True)
@@ -134,35 +148,28 @@ class Delivery:
         if not limit:
             # Other workers have reserved the rest of `max_messages`.
             return Round(wait=self._state.limits.stop_delay)
-        tally = Tally()
+        tally, published = Delivered()
         try:
-            tally = self._deliverer.deliver(limit)
+            tally, published = self._deliverer.deliver(limit)
         except RelayUnavailable as error:
             return Round(publisher_outage=str(error), looked=True)
         finally:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        outage = tally.outage or (self._deliverer.refusal if not tally.answered else "")
-        published = self._deliverer.published
+        outage = tally.outage or ("" if tally.answered else self._phases.refusals.reason)
         return Round(tally, outage, prepared=self._prepares, looked=True, published=published)
 
 
-def make_deliverer(publisher: Publisher, source: Source, state: RelayState) -> Deliverer:
-    """Return what delivers the batches of a publisher: through a broker, or in a transaction of the database."""
-    options: dict[str, Any] = {
-        "source": source,
-        "settings": state.settings,
-        "dead_letters": state.dead_letters,
-        "paused_types": partial(state.pauses.paused_types, publisher.alias),
-        "is_stopping": lambda: state.stopping,
-        "refused": state.refused[publisher.alias],
-    }
+def make_deliverer(
+    publisher: Publisher, phases: Phases, state: RelayState
+) -> BrokerDeliverer | TransactionalDeliverer | LeasedDeliverer:
+    """Return what delivers the batches of a publisher: through a broker, or with writes to the database."""
     if not isinstance(publisher, TransactionalPublisher):
-        return BrokerDeliverer(publisher=publisher, **options)
+        return BrokerDeliverer(phases)
     if publisher.in_transaction:
-        return TransactionalDeliverer(publisher=publisher, turns=state.turns[publisher.alias], **options)
-    return LeasedDeliverer(publisher=publisher, **options)
+        return TransactionalDeliverer(phases, publisher, state.turns[publisher.alias])
+    return LeasedDeliverer(phases, publisher)
 
 
 def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> Source:

@@ -28,9 +28,25 @@ class Recorder:
         self._finish_phase("claim", count)
         self._publishing_began_ns = time.time_ns()
 
-    def published(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
-        """Record the outcome of each message; again if it was decided again, because it could not be stored."""
+    def published(
+        self, messages: Sequence[Message], outcomes: Sequence[Outcome], faults: Sequence[BaseException]
+    ) -> None:
+        """Record the outcome of each message; again if it was decided again, because it could not be stored.
+
+        Args:
+            faults: exceptions of a custom retry function.
+        """
         self._published, self._outcomes = messages, outcomes
+        if faults:
+            logger.error(
+                "Publisher %r: the function under RETRY failed for %s; the default policy decides when to retry",
+                self._publisher.alias,
+                counted(len(faults), "message"),
+                exc_info=faults[0],
+                event="relay.retry_function_failed",
+                publisher=self._publisher.alias,
+                count=len(faults),
+            )
         if not self._publishing_ended_ns:
             self._publishing_ended_ns = time.time_ns()
             self._publish_seconds = self._finish_phase("publish", len(messages))

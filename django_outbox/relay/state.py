@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
+from django_outbox.messages import Message, Unreadable
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.pauses import Pauses
@@ -20,6 +21,9 @@ from django_outbox.service.state import ServiceState
 
 TURNS = Backoff(delay=1.0, factor=4.0, max_delay=60.0)
 """For how long the workers take turns: longer if they conflict soon again."""
+
+REFUSED_WAIT = 300.0
+"""Seconds for which a message is not published again if the database refuses every new state of it."""
 
 MAX_TURN = 1.0
 """Maximum seconds to wait for the turn of another worker: its handler may hang."""
@@ -170,6 +174,47 @@ class Turns:
                 self._lock.release()
 
 
+Row = TypeVar("Row", Message, Message | Unreadable)
+
+
+class Refusals:
+    """The messages of a publisher that are not published for now, because the database refuses every new state of them.
+
+    All workers of the publisher share it.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[int, tuple[float, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, reasons: Mapping[int, str]) -> None:
+        self._messages |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in reasons.items()}
+
+    @property
+    def reason(self) -> str:
+        """Why a message is not published for now; blank if there is none."""
+        for id, (until, reason) in self._messages.copy().items():
+            if time.monotonic() <= until:
+                return f"the database refuses every new state of message {id}: {reason}"
+            self._messages.pop(id, None)
+        return ""
+
+    def leave_out(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return rows without the refused ones and the later ones of their keys."""
+        if not self.reason:
+            return rows
+        left: list[Row] = []
+        blocked: set[str] = set()
+        for row in rows:
+            if row.id in self._messages:
+                blocked.add(row.key)
+            elif not row.key or row.key not in blocked:
+                left.append(row)
+        return left
+
+
 @dataclass
 class RelayState(ServiceState):
     """The state that the workers of a relay share.
@@ -177,8 +222,7 @@ class RelayState(ServiceState):
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
         turns: taken by the workers of a publisher while its handlers conflict with each other.
-        refused: the messages of each publisher that are not published for now, because the database refuses every new
-            state of them: until when, and why.
+        refusals: the messages of each publisher that are not published for now.
         schema: the tenant's schema, if the relay serves several.
     """
 
@@ -192,7 +236,7 @@ class RelayState(ServiceState):
     pauses: Pauses
     outages: Outages
     turns: Mapping[str, Turns]
-    refused: Mapping[str, dict[int, tuple[float, str]]]
+    refusals: Mapping[str, Refusals]
     wake_ups: WakeUps
     dead_letters: Publisher | None
     database_calls: DatabaseCalls

@@ -26,7 +26,7 @@ from django_outbox.logs import name_schema
 from django_outbox.rates import Throttle
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import RelayReporter
-from django_outbox.relay.state import Budget, RelayState, Turns
+from django_outbox.relay.state import Budget, Refusals, RelayState, Turns
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.worker import RunningWorker
 from django_outbox.retention.purge import Purger
@@ -82,7 +82,7 @@ class SchemaState(RelayState):
                 max_seconds=whole.settings.claim_timeout,
             ),
             "turns": {alias: Turns() for alias in aliases},
-            "refused": {alias: {} for alias in aliases},
+            "refusals": {alias: Refusals() for alias in aliases},
             "wake_ups": WakeUps(),
             "schema": schema,
         }

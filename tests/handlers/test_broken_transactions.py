@@ -16,10 +16,9 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from django_outbox.relay.handling import LOST, TransactionLost
+from django_outbox.relay.handling.savepoints import LOST
 from django_outbox.relay.sources import TableSource
-from django_outbox.relay.state import Tally
-from django_outbox.relay.transactional import TransactionalDeliverer
+from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, end_session, kill
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states
@@ -224,16 +223,17 @@ def test_an_outage_while_a_lost_transaction_is_noted_fails_no_message(using: str
     ids = put(3, using)
     deliver_once(using)
     assert row(using, ids[BAD]).error_class == LOST
-    settle_alone = TransactionalDeliverer._settle_alone
+    store = type(get_store(connections[using]))
+    find_unchanged = store.find_unchanged
     outages = [OperationalError("made up")]
 
-    def fail_once(deliverer: TransactionalDeliverer, lost: TransactionLost) -> Tally:
+    def fail_once(*arguments: Any, **options: Any) -> Any:
         if outages:
             connections[using].close()
             raise outages.pop()
-        return settle_alone(deliverer, lost)
+        return find_unchanged(*arguments, **options)
 
-    monkeypatch.setattr(TransactionalDeliverer, "_settle_alone", fail_once)
+    monkeypatch.setattr(store, "find_unchanged", fail_once)
     OutboxMessage.objects.using(using).retry_now()
     with pytest.raises(RelayUnavailable, match="made up"):
         deliver_once(using)

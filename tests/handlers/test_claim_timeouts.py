@@ -12,7 +12,7 @@ from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
-from django_outbox.relay.handling import TIMED_OUT
+from django_outbox.relay.handling.savepoints import TIMED_OUT
 from tests.conftest import ALIASES, LOCKING
 from tests.support.effects import HANDLERS, drain, drain_all, effects, leave
 from tests.support.messages import put, row

@@ -18,9 +18,10 @@ from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.handling.transactional import MAX_CONFLICTS, BatchSizes, TransactionalDeliverer
 from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import TURNS, Turns
-from django_outbox.relay.transactional import MAX_CONFLICTS, BatchSizes, TransactionalDeliverer
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, someone_waits
@@ -353,7 +354,7 @@ def test_relays_take_turns_in_postgresql_after_a_conflict():
         source = TableSource("postgresql", "default", settings, transactional=True)
         publisher = make_publisher("default")
         assert isinstance(publisher, TransactionalPublisher)
-        TransactionalDeliverer(publisher=publisher, source=source, settings=settings, turns=turns).deliver(1)
+        TransactionalDeliverer(Phases(publisher, source, settings), publisher, turns).deliver(1)
 
     put(2, "postgresql")
     deliver()

@@ -19,7 +19,7 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.models import KeyLock, Status
 from django_outbox.pausing import pause, resume
-from django_outbox.relay.handling import LOST
+from django_outbox.relay.handling.savepoints import LOST
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill

@@ -11,9 +11,9 @@ from tests.support.project_files import ROOT
 MOST = {
     # On SQLite, Django 5.2 computes the database's default of a column in the INSERT itself, by `db/functions`.
     "enqueue": 7 if django.VERSION >= (6, 0) else 8,
-    "claim, publish and settle": 18,
-    "claim, publish to RabbitMQ and settle": 26,
-    "claim, call a handler and settle": 22,
+    "claim, publish and settle": 20,
+    "claim, publish to RabbitMQ and settle": 28,
+    "claim, call a handler and settle": 23,
     "receive from RabbitMQ, store and settle": 17,
     "outbox_status": 11,
 }

@@ -12,8 +12,8 @@ import pytest
 from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.relay.batch import publish_in_waves
-from django_outbox.relay.isolation import isolate
+from django_outbox.relay.sending.broker import publish_in_waves
+from django_outbox.relay.sending.isolation import isolate
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import AwsAnswers, Failures, Raw
 from tests.support.aws.cases import Case

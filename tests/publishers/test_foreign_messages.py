@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED
-from django_outbox.relay.isolation import BROKER_RESPONDS, isolate
+from django_outbox.relay.sending.isolation import BROKER_RESPONDS, isolate
 from tests.publishers.subjects.base import Subject
 from tests.publishers.test_contract import BROKERS, LOCAL
 from tests.support.claimed import make_message

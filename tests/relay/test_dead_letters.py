@@ -9,7 +9,7 @@ from django.dispatch import Signal
 
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
-from django_outbox.relay.batch import MAX_HEADER_ERROR_LENGTH, copy_failed
+from django_outbox.relay.dead_letters import MAX_HEADER_ERROR_LENGTH, copy_failed
 from django_outbox.relay.recorder import signal_settled
 from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement

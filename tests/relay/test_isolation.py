@@ -14,7 +14,7 @@ from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
-from django_outbox.relay import isolation as isolating
+from django_outbox.relay.sending import isolation as isolating
 from tests.support.claimed import make_message
 from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
 

@@ -14,8 +14,7 @@ from django_outbox import OutboxMessage
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import BrokerDeliverer
-from django_outbox.relay.state import Tally
+from django_outbox.relay.batch import Phases
 from django_outbox.signals import breaker_changed, messages_failed, messages_recovered, phase_finished
 from tests.support.messages import put
 from tests.support.misbehaviour import (
@@ -154,15 +153,14 @@ def test_a_worker_that_crashes_restarts_and_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ):
     broken = [True]
+    claim = Phases.claim
 
-    deliver = BrokerDeliverer.deliver
-
-    def fail(deliverer: BrokerDeliverer, limit: int) -> Tally:
-        if deliverer.publisher.alias == "bad" and broken:
+    def fail(phases: Phases, claiming: Any) -> Any:
+        if phases.publisher.alias == "bad" and broken:
             raise error
-        return deliver(deliverer, limit)
+        return claim(phases, claiming)
 
-    monkeypatch.setattr(BrokerDeliverer, "deliver", fail)
+    monkeypatch.setattr(Phases, "claim", fail)
     put(3, publisher="bad")
     running()
     lines = eventually(lambda: [line for line in caplog.messages if "Publisher 'bad': a worker crashed" in line][2:])
@@ -173,14 +171,14 @@ def test_a_worker_that_crashes_restarts_and_others_go_on(
 
 
 def test_a_drain_serves_the_other_publishers_and_raises_the_error_of_one(monkeypatch: pytest.MonkeyPatch):
-    deliver = BrokerDeliverer.deliver
+    claim = Phases.claim
 
-    def fail(deliverer: BrokerDeliverer, limit: int) -> Tally:
-        if deliverer.publisher.alias == "default":
+    def fail(phases: Phases, claiming: Any) -> Any:
+        if phases.publisher.alias == "default":
             raise RuntimeError("a bug")
-        return deliver(deliverer, limit)
+        return claim(phases, claiming)
 
-    monkeypatch.setattr(BrokerDeliverer, "deliver", fail)
+    monkeypatch.setattr(Phases, "claim", fail)
     put(2, publisher="bad")
     with Relay(workers=2) as relay, pytest.raises(RuntimeError, match="a bug"):
         relay.drain()
@@ -188,9 +186,9 @@ def test_a_drain_serves_the_other_publishers_and_raises_the_error_of_one(monkeyp
 
 
 def test_a_wrong_setting_ends_the_relay_with_an_error(monkeypatch: pytest.MonkeyPatch):
-    def fail(deliverer: BrokerDeliverer, limit: int) -> Tally:
+    def fail(phases: Phases, claiming: Any) -> Any:
         raise ImproperlyConfigured("no such database")
 
-    monkeypatch.setattr(BrokerDeliverer, "deliver", fail)
+    monkeypatch.setattr(Phases, "claim", fail)
     with Relay(poll_interval=0.05) as relay, pytest.raises(ImproperlyConfigured, match="no such database"):
         relay.run()

@@ -8,7 +8,8 @@ import pytest
 
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, rejected
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import TableSource
 from django_outbox.stores import Claim, Settlement
 from tests.support.publishers import Script, ScriptedPublisher
@@ -50,13 +51,13 @@ def message(id: int) -> Message:
 
 
 def deliverer(source: ListSource) -> BrokerDeliverer:
-    return BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    return BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings()))
 
 
 def test_a_batch_is_claimed_published_and_settled_by_any_source(scripted: Script):
     source = ListSource(message(1), message(2), message(3))
     scripted.answer = lambda message: rejected("never") if message.id == 2 else ACCEPTED
-    tally = deliverer(source).deliver(10)
+    tally = deliverer(source).deliver(10).tally
     assert (tally.claimed, tally.processed, tally.failed) == (3, 2, 1)
     (settlement,) = source.settlements
     assert settlement.processed == [1, 3]
@@ -65,10 +66,10 @@ def test_a_batch_is_claimed_published_and_settled_by_any_source(scripted: Script
 
 def test_an_empty_claim_is_not_settled():
     source = ListSource()
-    assert deliverer(source).deliver(10).claimed == 0
+    assert deliverer(source).deliver(10).tally.claimed == 0
     assert source.settlements == []
 
 
 def test_no_more_than_the_limit_is_claimed():
     source = ListSource(message(1), message(2))
-    assert deliverer(source).deliver(1).processed == 1
+    assert deliverer(source).deliver(1).tally.processed == 1

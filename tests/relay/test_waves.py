@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
-from django_outbox.relay.batch import publish_in_waves
+from django_outbox.relay.sending.broker import publish_in_waves
 
 REJECTED, DEFERRED, UNANSWERED = rejected("never"), retry_later("later"), unanswered("unavailable")
 

@@ -25,7 +25,8 @@ from django_outbox.monitoring import figures
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import log, stream
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
@@ -61,15 +62,13 @@ class Worker:
         self.using = using
         self.woken = threading.Event()
         self.source, self.log = new_log_source(using, self.wake)
-        self.deliverer = BrokerDeliverer(
-            publisher=ScriptedPublisher("default"), source=self.source, settings=get_settings()
-        )
+        self.deliverer = BrokerDeliverer(Phases(ScriptedPublisher("default"), self.source, get_settings()))
 
     def wake(self, names: Iterable[str]) -> None:
         self.woken.set()
 
     def deliver(self, limit: int = 100) -> int:
-        return self.deliverer.deliver(limit).processed
+        return self.deliverer.deliver(limit).tally.processed
 
     def lists(self) -> bool:
         """Deliver, and return whether the database was searched for streamed messages."""

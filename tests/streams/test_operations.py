@@ -22,7 +22,8 @@ from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import StreamFirst, stream
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
@@ -92,7 +93,7 @@ def test_a_cancelled_message_fails_and_its_key_goes_on(scripted: Script):
 def test_delivered_messages_are_left_alone(listed: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "LISTED", listed)
     ids = put(5, PG)
-    BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source(), settings=get_settings()).deliver(2)
+    BrokerDeliverer(Phases(ScriptedPublisher("default"), source(), get_settings())).deliver(2)
     assert bool(StreamPosition.objects.using(PG).get().page)
     assert the(*ids).hold() == 3
     assert [id for id, row in rows(PG).items() if row["available_at"] == HELD_BY_OPERATOR] == ids[2:]
@@ -135,7 +136,7 @@ def delivering() -> Iterator[threading.Event]:
             return super().publish(messages)
 
     def deliver() -> None:
-        BrokerDeliverer(publisher=Slow("default"), source=source(), settings=get_settings()).deliver(2000)
+        BrokerDeliverer(Phases(Slow("default"), source(), get_settings())).deliver(2000)
 
     with in_thread(deliver):
         assert claimed.wait(60)
@@ -195,7 +196,7 @@ def test_a_message_is_either_delivered_or_held_while_relays_and_operators_run(sc
 
         own, publisher = source(), Slow("default")
         while not left.is_set():
-            BrokerDeliverer(publisher=publisher, source=own, settings=get_settings()).deliver(15)
+            BrokerDeliverer(Phases(publisher, own, get_settings())).deliver(15)
 
     held: set[int] = set()
     chosen = random.Random(7).sample(ids, 120)

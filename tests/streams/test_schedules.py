@@ -19,7 +19,8 @@ from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, StreamPosition
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import StreamFirst, stream
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
@@ -152,7 +153,7 @@ class Schedule:
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         self.broker.outcomes = iter(outcomes)
-        BrokerDeliverer(publisher=self.broker, source=self.sources[relay], settings=get_settings()).deliver(limit)
+        BrokerDeliverer(Phases(self.broker, self.sources[relay], get_settings())).deliver(limit)
         assert not self.broker.overtaken
 
     def hold(self, nth: int) -> None:

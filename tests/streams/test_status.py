@@ -21,7 +21,8 @@ from django_outbox.models import Heartbeat, StreamPosition
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import stream
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
@@ -59,7 +60,7 @@ def report(*names: str) -> None:
 def deliver(number: int, *, limit: int = 10) -> None:
     put(number, PG)
     source = new_source(PG)
-    BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
+    BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings())).deliver(limit)
 
 
 @pytest.fixture

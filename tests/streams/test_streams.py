@@ -21,7 +21,8 @@ from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import StreamFirst, stream, stream_first
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
@@ -78,7 +79,7 @@ def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(
 ):
     monkeypatch.setattr(stream_first, "TABLE_INTERVAL", 1000.0)
     source = new_source(PG)
-    deliverer = BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    deliverer = BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings()))
     for number in (1, 0):
         put(number, PG)
         deliverer.deliver(10)
@@ -159,7 +160,7 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
 ):
     monkeypatch.setattr(stream, "LISTED", 2)
     source = new_source(PG)
-    deliverer = BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    deliverer = BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings()))
     with open_transaction(PG) as other:
         ids = put(1, PG)
         deliverer.deliver(2)
@@ -381,7 +382,7 @@ def test_a_purge_before_the_first_relay_deletes_nothing_that_a_restored_backup_h
 
 
 def deliver(source: StreamFirst, limit: int = 10) -> None:
-    BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
+    BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings())).deliver(limit)
 
 
 @contextmanager

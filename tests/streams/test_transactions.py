@@ -13,7 +13,8 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.conf import get_settings
 from django_outbox.models import Status, StreamPosition
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import BrokerDeliverer
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
@@ -108,7 +109,7 @@ def worker() -> StreamFirst:
 
 @pytest.fixture
 def deliverer(worker: StreamFirst, scripted: Script) -> BrokerDeliverer:
-    return BrokerDeliverer(publisher=ScriptedPublisher("default"), source=worker, settings=get_settings())
+    return BrokerDeliverer(Phases(ScriptedPublisher("default"), worker, get_settings()))
 
 
 def lose_transaction(first: int, second: int) -> None:
@@ -189,5 +190,5 @@ class TestBehindPgBouncer:
         positions.update(**stored)
         crash()
         worker.sweep_next()
-        eventually(lambda: deliverer.deliver(10).processed and len(scripted.published()) == 2)
+        eventually(lambda: deliverer.deliver(10).tally.processed and len(scripted.published()) == 2)
         assert scripted.published() == [second, third]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from django_outbox.db.transactions import Savepoint
-from django_outbox.relay.handling import HandlingDeliverer
+from django_outbox.relay.handling.savepoints import Savepoints
 from django_outbox.relay.sources import TableSource
 from django_outbox.signals import phase_finished
 from django_outbox.stores import Claim
@@ -50,16 +50,16 @@ def arm() -> None:
     Savepoint.release = after("after the savepoint", Savepoint.release)  # type: ignore[method-assign]
     settle = before("before the settlement", TableSource.settle)
     TableSource.settle = after("after the settlement", settle)  # type: ignore[method-assign]
-    committing = HandlingDeliverer._committing
+    committing = Savepoints.committing
 
     @contextmanager
-    def opened(handled: HandlingDeliverer, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
+    def opened(handled: Savepoints, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
         with committing(handled, claiming) as claim:
             if claim.messages:
                 die("before the claim is read")
             yield claim
 
-    HandlingDeliverer._committing = opened  # type: ignore[method-assign, assignment]
+    Savepoints.committing = opened  # type: ignore[method-assign, assignment]
     phase_finished.connect(_note, weak=False)
 
 

@@ -4,22 +4,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
+from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.transactions import is_private, is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
-from django_outbox.relay.batch import Batch, Decided, without_refused
-from django_outbox.relay.handling import HandlingDeliverer, TransactionLost, refresh_other_connections
-from django_outbox.relay.recorder import Recorder
+from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
+from django_outbox.relay.decisions import Decisions
+from django_outbox.relay.handling.savepoints import Savepoints, TransactionLost, refresh_other_connections
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Tally
-from django_outbox.stores import Lease
+from django_outbox.stores import Claim, Lease
 from django_outbox.text import describe, raise_interrupt
 from django_outbox.threads import like_caller, own_connection
 
@@ -37,93 +38,104 @@ RETRY_INTERVAL = 1.0
 """Seconds between two attempts to renew a lease, or to settle a message, while the database is unavailable."""
 
 
-@dataclass(kw_only=True)
-class LeasedDeliverer(HandlingDeliverer):
+class LeasedDeliverer:
     """Delivers messages of a publisher that works outside of a transaction, one at a time.
 
     A short transaction claims a message and takes its lease, and another one writes its new state if the lease still
     is this relay's. If the database is unavailable then, that is repeated for as long as the lease would last.
     """
 
-    def deliver(self, limit: int) -> Tally:
-        refresh_other_connections(self.source.using)
+    def __init__(self, phases: Phases, publisher: TransactionalPublisher) -> None:
+        self._phases = phases
+        self._publisher = publisher
+        self._savepoints = Savepoints(phases, publisher)
+
+    def deliver(self, limit: int) -> Delivered:
+        """Deliver a message. Raises what `Phases.claim` raises."""
+        source = self._phases.source
+        refresh_other_connections(source.using)
         for _ in range(MAX_PASSED_OVER):
-            recorder = Recorder(self.publisher, self.source.using)
-            refused = self.refused if self.refusal else {}
-            row = None
+            row = lease = None
             try:
-                with self._committing(self.source.claim(1 + len(refused))) as claim:
-                    if not claim.messages:
+                with self._phases.claim(self._claim_one()) as batch:
+                    if not batch.rows:
                         break
-                    if refused:
-                        # Messages were claimed that are not begun.
-                        self.source.rewind()
-                    row = next(without_refused(claim.messages, refused), None)
-                    if row is None:
-                        continue
-                    recorder.claimed(1)
-                    batch = self._sort(replace(claim, messages=[row]))
-                    lease = self.source.lease(batch.messages[0]) if batch.messages else None
-                    decided = Decided.blocked(1) if batch.messages else self._settle(batch, Decided.blocked(0))
+                    row = batch.rows[0]
+                    if batch.messages:
+                        lease = source.lease(batch.messages[0])
+                    else:
+                        batch.settle(Decisions.none(0))
             except DatabaseError as error:
-                if row is None or not shows_refused_row(error) or self._connection.in_atomic_block:
+                if row is None or not shows_refused_row(error) or self._savepoints.connection.in_atomic_block:
                     raise
-                self.refuse({row.id: describe(error)})
+                self._phases.refuse({row.id: describe(error)})
                 continue
-            if lease is not None:
-                with _Keeper(lease, batch.messages[0], self.publisher.alias, self.source) as keeper:
-                    decided = self._handle_leased(batch, keeper, recorder)
-            elif batch.messages:
+            if not batch.messages:
+                return Delivered(batch.tally)
+            if lease is None:
                 # Another relay works on the key of this message.
                 continue
-            recorder.settled(1, batch.contents, decided.settlement)
-            return batch.count(decided)
-        return Tally()
+            with _Keeper(lease, batch.messages[0], self._publisher.alias, source) as keeper:
+                is_settled = self._handle(batch, keeper)
+            return Delivered(batch.tally if is_settled else Tally(claimed=1, blocked=1), batch.published)
+        return Delivered()
 
-    def _handle_leased(self, batch: Batch, keeper: "_Keeper", recorder: Recorder) -> Decided:
-        """Let the publisher handle a message, and store its result.
+    @contextmanager
+    def _claim_one(self) -> Iterator[Claim]:
+        """Claim one message, and the refused ones that may be in its way."""
+        refusals, source = self._phases.refusals, self._phases.source
+        limit = 1 + len(refusals)
+        with self._savepoints.committing(source.claim(limit)) as claim:
+            if limit > 1:
+                source.rewind()
+            yield replace(claim, messages=[*refusals.leave_out(claim.messages)][:1])
+
+    def _handle(self, batch: Batch, keeper: "_Keeper") -> bool:
+        """Let the publisher handle a message, and store its result. Return whether that was done.
 
         Raises:
-            Error: the database is unavailable, and the lease may have ended.
+            Unsettled: the database is unavailable, and the lease may have ended.
         """
-        if self.is_stopping() or not keeper.keep():
-            decided = self._leave()
-            recorder.published(batch.messages, decided.outcomes)
-            return decided
-        self.published = batch.messages
-        result = self._work(keeper.message)
-        failures = refusals = 0
+        message, failures, refusals = keeper.message, 0, 0
+        if self._phases.is_stopping() or not keeper.keep():
+            self._phases.source.rewind()
+            return False
+        batch.published = batch.messages
+        result = self._work(message)
         while refusals < MAX_REFUSALS:
             try:
-                return self._store_result(batch, keeper, result, recorder)
-            except (Error, TransactionLost) as error:
-                if self._connection.in_atomic_block:
+                self._store(batch, keeper, result)
+            except (Unsettled, TransactionLost) as failure:
+                is_outage = isinstance(failure, Unsettled) and may_pass(failure.error)
+                if self._savepoints.connection.in_atomic_block:
                     raise
-                is_outage, reason = may_pass(error), describe(error)
                 if is_outage and failures:
                     if keeper.lease.may_have_ended:
                         raise
                     time.sleep(RETRY_INTERVAL)
-                self._note_failure(keeper.message, reason)
-                if isinstance(error, TransactionLost):
-                    # The first time, the connection may have been lost.
-                    result = error if failures or not may_pass(error.error) else result
-                elif isinstance(result, TransactionLost):
-                    result = result if is_outage else result.again(error)
-                elif not is_outage:
-                    result = TransactionLost(keeper.message, error)
+                reason = describe(failure.error)
+                logger.warning(
+                    "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",
+                    event="relay.result_not_stored",
+                    publisher=self._publisher.alias,
+                    id=message.id,
+                    reason=reason,
+                )
+                result = _after(result, failure, message, is_first=not failures)
+            else:
+                return True
             failures += 1
             refusals += not is_outage
-            self._forget_connection()
-        self.refuse({keeper.message.id: reason})
-        return self._leave()
+            self._savepoints.forget_connection()
+        self._phases.refuse({message.id: reason})
+        return False
 
     def _work(self, message: Message) -> Outcome | TransactionLost:
         """Let the publisher handle a message."""
-        connection = self._connection
+        connection = self._savepoints.connection
         nested = connection.in_atomic_block
         try:
-            outcome = read_outcome(self.publisher.handle(message, self.source.using))
+            outcome = read_outcome(self._publisher.handle(message, connection.alias))
         except BaseException as error:
             raise_interrupt(error)
             if may_pass(error) and not nested and not is_usable(connection):
@@ -133,50 +145,42 @@ class LeasedDeliverer(HandlingDeliverer):
             outcome = read_outcome(retry_later("the handler has left a transaction open, which was rolled back"))
         return outcome
 
-    def _conclude(self, message: Message, outcome: Outcome) -> Decided:
-        if outcome is ACCEPTED:
-
-            def record(using: str) -> Outcome:
-                self.publisher.record_success(message, using)
-                return ACCEPTED
-
-            outcome = self._in_savepoint(message, record)
-        return super()._conclude(message, outcome)
-
-    def _store_result(
-        self, batch: Batch, keeper: "_Keeper", result: Outcome | TransactionLost, recorder: Recorder
-    ) -> Decided:
+    def _store(self, batch: Batch, keeper: "_Keeper", result: Outcome | TransactionLost) -> None:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
-        with (
-            keeper.pausing() as lease,
-            self._committing(self.source.claim_leased(keeper.message, lease)) as claim,
-        ):
-            if claim.messages:
-                if isinstance(result, TransactionLost):
-                    decided = self._judge(result)
+        message, source = keeper.message, self._phases.source
+        with keeper.pausing() as lease:
+            claiming = self._savepoints.committing(source.claim_leased(message, lease))
+            with batch.within(claiming) as claim:
+                if claim.messages:
+                    if result is ACCEPTED:
+                        result = self._savepoints.run(message, lambda using: self._record_success(message, using))
+                    decisions = self._savepoints.decide(message, result)
+                    lease.end(as_it_was=not decisions.settlement.count)
                 else:
-                    decided = self._conclude(keeper.message, result)
-                lease.end(as_it_was=not decided.settlement.count)
-            else:
-                keeper.report_lost("its result is discarded")
-                decided = self._leave()
-            recorder.published(batch.messages, decided.outcomes)
-            decided = self._settle(replace(batch, claim=claim), decided)
+                    keeper.report_lost("its result is discarded")
+                    source.rewind()
+                    decisions = Decisions.none(1)
+                batch.settle(decisions)
         keeper.has_ended = True
-        return decided
 
-    def _note_failure(self, message: Message, reason: str) -> None:
-        logger.warning(
-            "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",
-            event="relay.result_not_stored",
-            publisher=self.publisher.alias,
-            id=message.id,
-            reason=reason,
-        )
+    def _record_success(self, message: Message, using: str) -> Outcome:
+        self._publisher.record_success(message, using)
+        return ACCEPTED
 
-    def _leave(self) -> Decided:
-        self.source.rewind()
-        return Decided.blocked(1)
+
+def _after(
+    result: Outcome | TransactionLost, failure: Unsettled | TransactionLost, message: Message, *, is_first: bool
+) -> Outcome | TransactionLost:
+    """Return what to store if a result could not be stored."""
+    if may_pass(failure.error) and (is_first or isinstance(failure, Unsettled)):
+        return result
+    if isinstance(failure, TransactionLost):
+        # What the publisher writes about its result may end the session each time.
+        return failure
+    # What it wrote about its result, or about that failure, cannot be committed.
+    if isinstance(result, TransactionLost):
+        return result.again(failure.error)
+    return TransactionLost(message, failure.error)
 
 
 class _Keeper:

@@ -1,0 +1,279 @@
+"""Handle one message at a time, in a savepoint of the transaction that writes its new state, and decide that state."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.brokers.outcomes import read_outcome
+from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.db.transactions import Savepoint, TransactionBroken
+from django_outbox.exceptions import TransactionTimeout
+from django_outbox.handlers.publisher import NotRun, finish
+from django_outbox.logs import logger
+from django_outbox.messages import (
+    ACCEPTED,
+    MAX_ERROR_LENGTH,
+    Message,
+    Outcome,
+    Verdict,
+    rejected,
+    retry_later,
+    set_aside,
+)
+from django_outbox.relay.batch import Phases
+from django_outbox.relay.decisions import Decisions, decide
+from django_outbox.stores import Claim, Store, get_store
+from django_outbox.text import describe, is_interrupt, raise_interrupt
+
+FIRST_DELAY = 1.0
+"""Seconds until a message is retried after a lost transaction that was not counted."""
+
+LOST = "outbox.transaction_lost"
+"""The `error_class` of a message that was in hand when its transaction was lost."""
+
+TIMED_OUT = "outbox.claim_timeout"
+"""The `error_class` of a message if the database has ended its transaction, because the handler made no query."""
+
+CLOSE_TO = 0.9
+"""The share of the claim timeout from which an idle transaction counts as timed out: clocks differ a little."""
+
+
+class TransactionLost(Exception):
+    """The transaction of a batch cannot be committed any more.
+
+    Args:
+        attempted: the outcome of the attempt if the message had failed and the publisher was dealing with that.
+    """
+
+    def __init__(self, message: Message, error: BaseException, attempted: Outcome | None = None) -> None:
+        super().__init__(describe(error))
+        self.message = message
+        self.error = error
+        self.attempted = attempted
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the message; the first loss in a row counts no attempt.
+
+        The server or its connection may be to blame, and an outage must not use up attempts.
+        """
+        message, is_timeout = self.message, isinstance(self.error, TransactionTimeout)
+        reason = str(self.error) if is_timeout else describe(self.error, MAX_ERROR_LENGTH)
+        if self.attempted is not None and (is_timeout or message.error_class == LOST):
+            # The publisher was dealing with a failure, and most likely loses the transaction each time.
+            outcome = rejected(f"{self.attempted.error}; then: {reason}", error_class=self.attempted.kind)
+        elif is_timeout:
+            # Another attempt most likely takes as long. One is enough to find out.
+            refuse = rejected if message.error_class == TIMED_OUT else retry_later
+            outcome = refuse(reason, error_class=TIMED_OUT, cause=self.error)
+        elif message.error_class == LOST:
+            outcome = retry_later(reason, error_class=LOST, cause=self.error)
+        else:
+            outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
+        return read_outcome(outcome)
+
+    def again(self, error: BaseException) -> "TransactionLost":
+        """Return the loss of the transaction that was to settle this one: the publisher may have caused it again."""
+        return TransactionLost(self.message, error, self.attempted or retry_later(describe(self.error)))
+
+
+class Conflict(Exception):
+    """Another transaction was in the way of a message. What was written for it is rolled back."""
+
+    def __init__(self, message: Message, error: BaseException) -> None:
+        super().__init__(describe(error))
+        self.message = message
+        self.error = error
+
+
+@dataclass(eq=False)
+class Savepoints:
+    """Runs work on single messages, each in a savepoint of the open transaction, and decides their new states.
+
+    Args:
+        admits_conflict: returns whether a message goes back as it was after a conflict with another transaction, given
+            its id.
+    """
+
+    phases: Phases
+    publisher: TransactionalPublisher
+    admits_conflict: Callable[[int], bool] = lambda id: False
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        # Looked up each time, because a thread's connection may be replaced.
+        return connections[self.phases.source.using]
+
+    @property
+    def store(self) -> Store:
+        return get_store(self.connection)
+
+    def forget_connection(self) -> None:
+        """Close the connection, because what was done to it is unknown; the next query opens a new one."""
+        if not self.connection.in_atomic_block:
+            self.connection.close()
+
+    def handle(self, message: Message) -> Decisions:
+        """Let the publisher handle a message, and decide its new state."""
+        return self.decide(message, self.run(message, lambda using: self.publisher.handle(message, using)))
+
+    def decide(self, message: Message, result: Outcome | TransactionLost) -> Decisions:
+        """Decide the new state of a message after an attempt; the publisher may deal with a failure.
+
+        Raises:
+            Conflict: another transaction was in the way of the publisher.
+            TransactionLost: nothing of the batch has happened.
+        """
+        policy = self.phases.policy
+        outcome = result.outcome if isinstance(result, TransactionLost) else result
+        decisions = decide([message], [outcome], policy)
+        if isinstance(result, TransactionLost) and result.attempted is not None:
+            # The publisher has dealt with the failure already, in vain.
+            return decisions
+        if decisions.failed:
+            final = self.run(message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome)
+            if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
+                # It raised, or what it wrote was refused.
+                final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.kind))
+            elif final is not ACCEPTED:
+                final = rejected(final.error, error_class=final.kind, cause=final.cause)
+            decisions = decide([message], [final], policy)
+        if decisions.failed or any(row.counted for row in decisions.settlement.retried):
+            self._record(message, decisions)
+        return decisions
+
+    def run(self, message: Message, work: Callable[[str], Outcome], attempted: Outcome | None = None) -> Outcome:
+        """Work on a message in a savepoint. Unless the outcome is `ACCEPTED`, nothing that was written remains.
+
+        Args:
+            work: gets the alias of the database.
+
+        Raises:
+            Conflict: another transaction was in the way, and the message has not conflicted too often.
+            TransactionLost: the savepoint is lost, and with it the transaction.
+        """
+        connection = self.connection
+        savepoint, gaps = Savepoint(connection), _Gaps()
+        with connection.execute_wrapper(gaps):
+            try:
+                outcome = read_outcome(work(connection.alias))
+                if outcome is ACCEPTED:
+                    savepoint.release(get_store(connection).check_constraints)
+                else:
+                    savepoint.roll_back()
+            except TransactionBroken as error:
+                raise TransactionLost(message, self._explain(error, gaps), attempted) from error
+            except BaseException as error:
+                try:
+                    savepoint.roll_back()
+                except TransactionBroken:
+                    if not is_interrupt(error):
+                        raise TransactionLost(message, self._explain(error, gaps), attempted) from error
+                raise_interrupt(error)
+                outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
+        if outcome.cause is not None and self.admits_retry(message, outcome.cause):
+            raise Conflict(message, outcome.cause)
+        return outcome
+
+    def admits_retry(self, message: Message, error: BaseException) -> bool:
+        """Return whether another transaction was in the way of a message, so that the work on it is to begin again."""
+        return self.store.is_conflict(error) and self.admits_conflict(message.id)
+
+    @contextmanager
+    def committing(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
+        """Open a claim, and call the functions given to `transaction.on_commit` after its commit.
+
+        One that raises affects neither the others nor the relay. In a test's own transaction, they are left to it.
+        """
+        connection = self.connection
+        hooks: list[Callable[[], object]] = []
+        nested = connection.in_atomic_block
+        with claiming as claim:
+            yield claim
+            if not nested:
+                hooks = [entry[1] for entry in connection.run_on_commit]
+                connection.run_on_commit = []
+        for hook in hooks:
+            try:
+                finish(hook())
+            except NotRun as error:
+                logger.error(
+                    "A function given to on_commit() %(reason)s.", event="relay.on_commit_failed", reason=error
+                )
+            except BaseException as error:
+                raise_interrupt(error)
+                logger.error(
+                    "A function given to on_commit() raised an exception: %(reason)s",
+                    exc_info=error,
+                    event="relay.on_commit_failed",
+                    reason=describe(error),
+                )
+
+    def _record(self, message: Message, decisions: Decisions) -> None:
+        """Let the publisher write about an attempt that was not accepted.
+
+        Raises:
+            TransactionLost: nothing of the batch has happened.
+        """
+        savepoint = Savepoint(self.connection)
+        (outcome,) = decisions.outcomes
+        try:
+            self.publisher.record_failure(message, outcome, final=bool(decisions.failed), using=self.connection.alias)
+            savepoint.release(self.store.check_constraints)
+        except TransactionBroken as error:
+            raise TransactionLost(message, error, outcome) from error
+        except BaseException as error:
+            raise_interrupt(error)
+            try:
+                savepoint.roll_back()
+            except TransactionBroken:
+                raise TransactionLost(message, error, outcome) from error
+            logger.error(
+                "Publisher %(publisher)r: the failure of message %(id)d could not be recorded: %(reason)s",
+                exc_info=error,
+                event="relay.failure_not_recorded",
+                publisher=self.publisher.alias,
+                id=message.id,
+                reason=describe(error),
+            )
+
+    def _explain(self, error: BaseException, gaps: "_Gaps") -> BaseException:
+        """Return why a transaction was lost: the error, or that the database has ended it because it was idle."""
+        alias = self.publisher.alias
+        seconds = self.phases.settings.claim_timeout_of(alias)
+        if gaps.longest < seconds * CLOSE_TO or not self.store.ends_idle_transactions:
+            return error
+        reason = TransactionTimeout(
+            "the database ended the transaction, because the handler made no query for CLAIM_TIMEOUT = "
+            f'{seconds:g} s. Set "transaction": False in the OPTIONS of the publisher {alias!r} to handle its messages '
+            "outside of a transaction, or raise its CLAIM_TIMEOUT"
+        )
+        reason.__cause__ = error
+        return reason
+
+
+class _Gaps:
+    """Measures the longest time without a query; a wrapper of Django's queries."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._since = time.monotonic()
+
+    def __call__(self, execute: Callable[..., Any], *arguments: Any) -> Any:
+        self.longest = max(self.longest, time.monotonic() - self._since)
+        try:
+            return execute(*arguments)
+        finally:
+            self._since = time.monotonic()
+
+
+def refresh_other_connections(using: str) -> None:
+    """Close connections to other databases that are too old or unusable, as Django does before each request."""
+    for connection in connections.all(initialized_only=True):
+        if connection.alias != using and not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()

@@ -1,0 +1,1 @@
+"""Sending: batches that a publisher hands to a broker."""

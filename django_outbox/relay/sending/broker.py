@@ -1,0 +1,125 @@
+"""Send batches to a broker, in waves, so that no two messages of a key are in flight together."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from django_outbox.brokers.outcomes import call_publisher
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict
+from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
+from django_outbox.relay.decisions import Decisions, decide
+from django_outbox.relay.sending.isolation import isolate
+
+
+class BrokerDeliverer:
+    """Delivers batches of a publisher that sends them to a broker."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+        self._is_careful = False
+
+    def deliver(self, limit: int) -> Delivered:
+        """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
+        try:
+            with self._phases.claim(self._phases.source.claim(limit)) as batch:
+                if batch.rows:
+                    self._is_careful = batch.settle(self._publish(batch), carefully=self._is_careful)
+        except Unsettled:
+            # One row of the next batch may be to blame.
+            self._is_careful = True
+            raise
+        return Delivered(batch.tally, batch.published)
+
+    def _publish(self, batch: Batch) -> Decisions:
+        source, messages, publisher = self._phases.source, batch.messages, self._phases.publisher
+        if not messages:
+            return Decisions.none(0)
+        if source.is_late:
+            return batch.leave_late()
+        batch.published = self._phases.refusals.leave_out(messages)
+        if publisher.keeps_order:
+            outcomes = self._send(batch.published)
+        else:
+            outcomes = publish_in_waves(
+                self._send,
+                batch.published,
+                failed_blocks_key=self._phases.policy.failed_blocks_key,
+                may_not_begin=self._may_not_begin,
+            )
+        if len(outcomes) < len(messages):
+            by_id = {message.id: outcome for message, outcome in zip(batch.published, outcomes, strict=True)}
+            outcomes = [by_id.get(message.id, BLOCKED) for message in messages]
+        if source.is_late and BLOCKED in outcomes:
+            # Messages without a key may have been left, too.
+            source.rewind()
+        return decide(messages, outcomes, self._phases.policy)
+
+    def _send(self, messages: Sequence[Message]) -> list[Outcome]:
+        """Send messages to the broker. If the publisher raises, find those to blame."""
+        publisher = self._phases.publisher
+        first = call_publisher(publisher.publish, messages)
+        outcomes, error = first
+        if error is not None:
+            publish, alias = publisher.publish, publisher.alias
+            return isolate(publish, messages, first, publisher_alias=alias, may_not_begin=self._may_not_begin)
+        # Without an error, each message has an outcome.
+        return cast(list[Outcome], outcomes)
+
+    def _may_not_begin(self) -> bool:
+        """Return whether no further call of the publisher may begin: half of the claim timeout is over as well."""
+        return self._phases.is_stopping() or self._phases.source.is_late
+
+
+def publish_in_waves(
+    publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+    messages: Sequence[Message],
+    *,
+    failed_blocks_key: bool,
+    may_not_begin: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Publish so that two messages with the same key are never in flight together, and each key stays in order.
+
+    The first wave contains all messages without a key and the first message of each key. Each further wave contains the
+    next message of each key whose previous message does not block it. A message is blocked, and not published, if an
+    earlier one of its key is not accepted, after a wave with an unanswered message, and once no further wave may begin.
+
+    Args:
+        failed_blocks_key: whether a rejected message blocks its key, as a deferred one does.
+        may_not_begin: called before each wave but the first.
+
+    Returns:
+        One outcome per message, in the order of `messages`.
+    """
+    outcomes: list[Outcome] = [BLOCKED] * len(messages)
+    passing = {Verdict.ACCEPTED} if failed_blocks_key else {Verdict.ACCEPTED, Verdict.REJECTED}
+    blocked_keys: set[str] = set()
+    for candidates in _split_into_waves(messages):
+        wave = candidates
+        if blocked_keys:
+            wave = [index for index in candidates if messages[index].key not in blocked_keys]
+        if not wave:
+            continue
+        outage = False
+        for index, outcome in zip(wave, publish([messages[index] for index in wave]), strict=True):
+            outcomes[index] = outcome
+            if outcome is ACCEPTED or outcome.verdict in passing:
+                continue
+            blocked_keys.add(messages[index].key)
+            outage = outage or outcome.verdict is Verdict.UNANSWERED
+        if outage or may_not_begin():
+            break
+    return outcomes
+
+
+def _split_into_waves(messages: Sequence[Message]) -> list[list[int]]:
+    """Return the indexes of the first messages of all keys, of the second ones, and so on."""
+    waves: list[list[int]] = [[]]
+    counts: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        key = message.key
+        place = counts.get(key, 0)
+        if key:
+            counts[key] = place + 1
+            if place == len(waves):
+                waves.append([])
+        waves[place].append(index)
+    return waves
