@@ -46,6 +46,11 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
     return shorten(found, max_length)
 
 
+def is_name(value: object, max_length: int) -> bool:
+    """Return whether a value is a name: 1 to `max_length` printable characters without blanks around them."""
+    return isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable() and value == value.strip()
+
+
 def shorten(text: str, max_length: int) -> str:
     """Return a text, cut to a maximum number of characters; a text that was cut ends with an ellipsis."""
     return text if len(text) <= max_length else text[: max(max_length - 1, 0)] + "…"

@@ -31,7 +31,7 @@ from django_outbox.conf.readers import (
 from django_outbox.conf.retry import RetryRules, choose_policy, override, read_rules
 from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_aliases, read_routes
 from django_outbox.retry import RetryEntry, RetryFunction, RetryPolicy
-from django_outbox.text import shorten
+from django_outbox.text import is_name, shorten
 
 MAX_CONSUMER_ALIAS_LENGTH = 50
 """Maximum characters of an alias in `OUTBOX["CONSUMERS"]`."""
@@ -298,7 +298,9 @@ def read_consumers(value: object) -> dict[str, ConsumerConfig]:
     mistakes = [
         Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
         for alias, entry in value.items()
-        if not _is_entry(alias, entry, MAX_CONSUMER_ALIAS_LENGTH) or set(entry) - {"BACKEND", "OPTIONS"}
+        if not is_name(alias, MAX_CONSUMER_ALIAS_LENGTH)
+        or not _is_entry(alias, entry, MAX_CONSUMER_ALIAS_LENGTH)
+        or set(entry) - {"BACKEND", "OPTIONS"}
     ]
     if mistakes:
         raise Mistakes(mistakes)
@@ -307,7 +309,7 @@ def read_consumers(value: object) -> dict[str, ConsumerConfig]:
 
 CONSUMER_HINT = (
     'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to '
-    f"{MAX_CONSUMER_ALIAS_LENGTH} characters."
+    f"{MAX_CONSUMER_ALIAS_LENGTH} printable characters without blanks around it."
 )
 
 

@@ -24,6 +24,10 @@ MAX_HEADERS_LENGTH = 10_000
 PLAIN_ENCODINGS = ("", "utf-8", "utf8", "identity")
 
 
+BYTES = (bytes, bytearray, memoryview)
+"""The types of values that are bytes."""
+
+
 class Unstorable(ValueError):
     """A message cannot be stored; the text is the reason, without any of its content."""
 
@@ -120,11 +124,11 @@ def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
+    if isinstance(value, BYTES):
         return text_of(value)
     if isinstance(value, dict):
         return plain_headers(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value
 
@@ -174,7 +178,7 @@ def _decode(text: str) -> Any:
 
 
 def text_of(value: object) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    return bytes(value).decode("utf-8", "backslashreplace") if isinstance(value, BYTES) else str(value)
 
 
 def _bytes(text: str) -> bytes:

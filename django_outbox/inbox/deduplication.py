@@ -18,6 +18,7 @@ from django_outbox.db.transactions import hint_elsewhere, in_transaction
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
 from django_outbox.retention.purge import MAX_AGE, delete_in_batches
+from django_outbox.text import is_name
 
 MAX_ID_LENGTH = 255
 """Maximum characters of a message ID that is not a UUID."""
@@ -122,12 +123,7 @@ def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, 
 
 
 def _check_consumer(consumer: object) -> None:
-    if (
-        not isinstance(consumer, str)
-        or not 0 < len(consumer) <= MAX_CONSUMER_LENGTH
-        or consumer != consumer.strip()
-        or not consumer.isprintable()
-    ):
+    if not is_name(consumer, MAX_CONSUMER_LENGTH):
         raise InvalidMessage(
             "consumer",
             f"is {consumer!r:.100}; it must be a string of 1 to {MAX_CONSUMER_LENGTH} printable characters without "

@@ -10,10 +10,12 @@ from django.utils.timezone import is_naive
 
 from django_outbox.brokers.consumer import MAX_BATCH_SIZE, Incoming, StoringOptions
 from django_outbox.conf import MAX_CONSUMER_ALIAS_LENGTH, get_settings
-from django_outbox.db.transactions import reconnect_if_lost, refuse_transaction
+from django_outbox.db.transactions import outlive_connection, refuse_transaction
 from django_outbox.exceptions import InvalidMessage
+from django_outbox.inbox.content import BYTES
 from django_outbox.inbox.storing import Received, Storing
 from django_outbox.models import OutboxMessage
+from django_outbox.text import is_name
 
 TEXTS = ("message_id", "type", "topic", "key", "encoding", "problem", "position")
 """The fields of a message that are strings."""
@@ -42,8 +44,8 @@ def receive(
     Args:
         messages: the messages in the order of their delivery, at most 10,000. `tag` is
             for the caller: what identifies the delivery, such as its position in the list.
-        consumer: what receives them, such as `billing`, for the log; 1 to 50 characters. IDs that are not UUIDs are
-            told apart by it, so it must not change. `OUTBOX["CONSUMERS"]` is not read.
+        consumer: what receives them, such as `billing`, for the log; 1 to 50 printable characters without blanks around
+            them. IDs that are not UUIDs are told apart by it, so it must not change. `OUTBOX["CONSUMERS"]` is not read.
         publisher: the alias of the publisher for which the messages are stored.
         unknown_types: what to do with a message of a type that the publisher does not know: `store` it, `drop` it, or
             `reject` it.
@@ -51,13 +53,14 @@ def receive(
             it as a failed message, or `reject` it. A message that cannot even be described is rejected.
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
             `position`; its `body`; or `header:NAME`.
-        type_header: the header that carries a message's type; blank for none.
+        type_header: the header that carries a message's type; blank for none. A message with that header is a copy in
+            the result: recognize it by its `tag`.
         remember: whether to recognize messages for `OUTBOX["INBOX_RETENTION"]`, even after their rows were deleted.
         using: the database alias; by default the one that the router chooses for writing.
 
     Raises:
-        InvalidMessage: a field of a message has the wrong type, there are too many messages, or `consumer` is not a
-            name. The error names the field and the remedy. Nothing was stored.
+        InvalidMessage: a field of a message has the wrong type, `messages` is not a list or is too long, or `consumer`
+            is not a name. The error names the field and the remedy. Nothing was stored.
         ImproperlyConfigured: an option is wrong. Nothing was stored.
         TransactionForbidden: a transaction is open on that database. Its rollback would lose messages that were
             acknowledged.
@@ -81,6 +84,8 @@ def receive(
             f"publisher is {publisher!r}, which is not in OUTBOX['PUBLISHERS']; it must be one of "
             f"{', '.join(sorted(publishers))}."
         )
+    if not isinstance(messages, Sequence):
+        raise _wrong_type("messages", messages, "a list", "Pass list(messages), or [] if there are none.")
     if len(messages) > MAX_BATCH_SIZE:
         raise InvalidMessage(
             "messages", f"are {len(messages):,}; the limit is {MAX_BATCH_SIZE:,}. Call receive() for each part of them."
@@ -88,16 +93,16 @@ def receive(
     for position, message in enumerate(messages):
         _check_message(message, f"messages[{position}]")
     refuse_transaction(connections[using], "receive()", "messages that were acknowledged")
-    reconnect_if_lost(connections[using])
-    return Storing(options, using).store(messages)
+    # Messages that the first call has stored are known to the second.
+    return outlive_connection(connections[using], lambda _: Storing(options, using).store(messages))
 
 
 def _check_consumer(value: object) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_CONSUMER_ALIAS_LENGTH or not value.isprintable():
+    if not is_name(value, MAX_CONSUMER_ALIAS_LENGTH):
         raise InvalidMessage(
             "consumer",
-            f"is {value!r:.100}; it must be a string of 1 to {MAX_CONSUMER_ALIAS_LENGTH} printable characters, such as "
-            "'billing'.",
+            f"is {value!r:.100}; it must be a string of 1 to {MAX_CONSUMER_ALIAS_LENGTH} printable characters without "
+            "blanks around it, such as 'billing'.",
         )
 
 
@@ -106,8 +111,7 @@ def _check_message(message: object, name: str) -> None:
         raise _wrong_type(name, message, "a django_outbox.brokers.Incoming", "Pass Incoming(tag, body, ...).")
     body: object = message.body
     if not isinstance(body, bytes):
-        remedy = "Pass body.encode()." if isinstance(body, str) else "Pass the body as it was received."
-        raise _wrong_type(f"{name}.body", body, "bytes", remedy)
+        raise _wrong_type(f"{name}.body", body, "bytes", _find_remedy(body))
     for field in TEXTS:
         if not isinstance(value := getattr(message, field), str):
             raise _wrong_type(f"{name}.{field}", value, "a string", "If there is none, leave it out.")
@@ -118,6 +122,14 @@ def _check_message(message: object, name: str) -> None:
     if sent_at is not None and (not isinstance(sent_at, datetime.datetime) or is_naive(sent_at)):
         remedy = "Pass datetime.fromtimestamp(seconds, timezone.utc), or leave it out."
         raise _wrong_type(f"{name}.sent_at", sent_at, "an aware datetime", remedy)
+
+
+def _find_remedy(body: object) -> str:
+    if body is None:
+        return "A message without a body, such as a tombstone of Kafka, has no content: leave it out, or pass b'null'."
+    if isinstance(body, str):
+        return "Pass body.encode()."
+    return "Pass bytes(body)." if isinstance(body, BYTES) else "Pass the body as it was received."
 
 
 def _wrong_type(field: str, value: object, expected: str, remedy: str) -> InvalidMessage:

@@ -2,8 +2,9 @@
 
 import operator
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
@@ -25,7 +26,14 @@ from django_outbox.enqueueing.writing import chunked, new_row, notify_after_comm
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
-from django_outbox.inbox.content import Unstorable, describe_unstorable, id_of_incoming, read_incoming, text_of
+from django_outbox.inbox.content import (
+    BYTES,
+    Unstorable,
+    describe_unstorable,
+    id_of_incoming,
+    read_incoming,
+    text_of,
+)
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
@@ -63,7 +71,8 @@ class Received:
     Args:
         stored: new messages, which the relay will deliver.
         failed: invalid messages that are new, stored as failed messages of the type `inbox.invalid`.
-        known: messages with an ID that was stored before, or that occurs earlier in the batch.
+        known: messages with an ID that was stored before, or that another message of the batch has. A valid message is
+            stored rather than an invalid one, and otherwise the first.
         dropped: messages of a type without a handler, with `unknown_types="drop"`.
         rejected: messages that are not stored, each with the reason. They are lost unless the caller moves them to the
             broker's dead letters.
@@ -126,8 +135,11 @@ class Storing:
         entries = [entry for incoming in batch if (entry := self._read(incoming)) is not None]
         try:
             self._insert(entries)
+        except InvalidMessage:
+            # `once_many` refuses its own arguments; the messages were validated before.
+            raise
         except Exception as error:
-            if not self._is_about_a_row(error):
+            if not self._is_about_content(error, partial(self._insert, entries)):
                 raise
             # One of them is to blame, although it passed all checks.
             suspects = [(entry[0], fault) for entry in entries if (fault := self._insert_alone(entry)) is not None]
@@ -141,7 +153,7 @@ class Storing:
         """Return what to insert for a message, or None after noting what happens to it instead."""
         options = self._options
         value = incoming.headers.get(options.type_header) if options.type_header else None
-        if value and isinstance(value, str | bytes):
+        if value and isinstance(value, (str, *BYTES)):
             incoming = incoming._replace(type=text_of(value))
         if options.unknown_types != "store" and not is_known_type(options.publisher, incoming.type):
             if options.unknown_types == "drop":
@@ -149,30 +161,35 @@ class Storing:
             else:
                 self._reject(incoming, f"publisher {options.publisher!r} does not know its type.", is_invalid=False)
             return None
+        read = partial(read_incoming, incoming, options, self._store)
         try:
-            return incoming, read_incoming(incoming, options, self._store)
-        except NOT_ABOUT_CONTENT:
-            raise
+            return incoming, read()
         except Exception as error:
+            if not self._is_about_content(error, read):
+                raise
             return self._refuse(incoming, _explain(error))
 
     def _refuse(self, incoming: Incoming, reason: str) -> Entry | None:
         """Return a failed message that describes one that cannot be stored, or None after rejecting it."""
         if self._options.invalid == "store":
+            describe_it = partial(describe_unstorable, incoming, reason, self._options, self._store)
             try:
-                return incoming, describe_unstorable(incoming, reason, self._options, self._store)
-            except NOT_ABOUT_CONTENT:
-                raise
+                return incoming, describe_it()
             except Exception as error:
+                if not self._is_about_content(error, describe_it):
+                    raise
                 reason = f"{reason} Nor can it be stored as a failed message: {_explain(error)}"
         self._reject(incoming, reason, is_invalid=True)
         return None
 
     def _reject(self, incoming: Incoming, reason: str, *, is_invalid: bool) -> None:
         self._received.rejected.append(Rejected(incoming, reason, is_invalid))
+        identify = partial(id_of_incoming, incoming, self._options)
         try:
-            message_id = str(id_of_incoming(incoming, self._options))
+            message_id = str(identify())
         except Exception as error:
+            if not self._is_about_content(error, identify):
+                raise
             message_id = f"without an ID ({type(error).__name__})"
         logger.error(
             "Consumer %(consumer)r: message %(message_id)s of type %(type)s was rejected; it is lost unless its source "
@@ -264,10 +281,11 @@ class Storing:
 
     def _insert_alone(self, entry: Entry) -> Exception | None:
         """Insert or refuse a message. Return an error for which it is to be rejected if others are stored."""
+        insert = partial(self._insert, [entry])
         try:
-            self._insert([entry])
+            insert()
         except Exception as error:
-            if not self._is_about_a_row(error):
+            if not self._is_about_content(error, insert):
                 raise
             if self._options.invalid != "store" and not isinstance(error, CONTENT_ERRORS):
                 return error
@@ -277,10 +295,23 @@ class Storing:
                 self._insert([refused])
         return None
 
-    def _is_about_a_row(self, error: Exception) -> bool:
+    def _is_about_content(self, error: Exception, again: Callable[[], object]) -> bool:
+        """Return whether content caused the error of a function.
+
+        Any other error may be raised anywhere, as Celery raises SoftTimeLimitExceeded. An error that content causes is
+        raised again when the function is called again.
+        """
         if isinstance(error, ROW_ERRORS):
             return not self._store.is_taken_id(error)
-        return not isinstance(error, NOT_ABOUT_CONTENT)
+        if isinstance(error, NOT_ABOUT_CONTENT):
+            return False
+        if isinstance(error, CONTENT_ERRORS):
+            return True
+        try:
+            again()
+        except Exception as second:
+            return type(second) is type(error)
+        return False
 
 
 def _explain(error: Exception) -> str:

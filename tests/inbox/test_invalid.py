@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
+from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.inbox import receive, storing
@@ -108,6 +109,50 @@ def test_an_unexpected_error_rejects_a_message_only_if_others_can_be_stored(monk
             receive(read(*bodies), "billing", publisher="default", invalid="reject")
     received = receive(read(b"1", b"2", b"3"), "billing", publisher="default", invalid="reject")
     assert [each.message.tag for each in received.rejected] == [0, 1]
+
+
+class TimeLimit(Exception):
+    """As Celery's SoftTimeLimitExceeded, which a signal raises anywhere."""
+
+
+@pytest.mark.parametrize(
+    ("function", "invalid"),
+    [
+        ("read_incoming", "store"),
+        ("read_incoming", "reject"),
+        ("describe_unstorable", "store"),
+        ("id_of_incoming", "reject"),
+        ("notify_after_commit", "store"),
+        ("notify_after_commit", "reject"),
+    ],
+)
+def test_an_error_that_is_raised_once_is_no_fault_of_a_message(monkeypatch, function, invalid):
+    call, calls = getattr(storing, function), []
+
+    def interrupt(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise TimeLimit
+        return call(*arguments)
+
+    monkeypatch.setattr(storing, function, interrupt)
+    store = partial(receive, read(b"1", b"{", b"3"), "billing", publisher="default", invalid=invalid)
+    with pytest.raises(TimeLimit):
+        store()
+    assert [each.message.tag for each in store().rejected] == ([1] if invalid == "reject" else [])
+    assert [message.payload for message in OutboxMessage.objects.pending().order_by("id")] == [1, 3]
+    assert OutboxMessage.objects.failed().count() == (1 if invalid == "store" else 0)
+
+
+@pytest.mark.parametrize("invalid", ["store", "reject"])
+def test_an_error_about_the_consumer_is_no_fault_of_a_message(monkeypatch, invalid):
+    def refuse(*_arguments, **_options):
+        raise InvalidMessage("consumer", "is not a name.")
+
+    monkeypatch.setattr(storing, "once_many", refuse)
+    with pytest.raises(InvalidMessage, match="is not a name"):
+        receive(read(b"1", b"2"), "billing", publisher="default", invalid=invalid, remember=True)
+    assert not OutboxMessage.objects.exists()
 
 
 @pytest.mark.parametrize("field", ["type", "topic"])

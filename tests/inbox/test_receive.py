@@ -2,12 +2,13 @@
 
 import datetime
 import uuid
+from contextlib import closing
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox.brokers import Incoming
@@ -59,6 +60,18 @@ def test_each_message_of_a_batch_is_in_one_list_of_the_result(using):
         ("order.created", 6),
     ]
     assert OutboxMessage.objects.using(using).failed().filter(type=INVALID_TYPE).count() == 2
+
+
+def test_a_valid_message_is_stored_rather_than_an_invalid_one_with_its_id(using):
+    received = receive([incoming(1, b"{"), incoming(2, message_id="m1")], consumer="billing", using=using)
+    assert (tags(received.stored), tags(received.known), received.failed) == ([2], [1], [])
+
+
+def test_bytes_of_every_kind_become_text(using):
+    headers = {"a": bytearray(b"x"), "b": memoryview(b"y"), "c": (1, b"z"), "kind": bytearray(b"order.paid")}
+    receive([incoming(1, headers=headers)], consumer="billing", type_header="kind", using=using)
+    (message,) = stored(using)
+    assert (message.type, message.headers) == ("order.paid", {"a": "x", "b": "y", "c": [1, "z"], "kind": "order.paid"})
 
 
 def test_rejected_messages_come_with_the_reason():
@@ -120,12 +133,12 @@ def test_it_refuses_async_code():
         async_to_sync(call)()
 
 
-def test_a_lost_connection_is_opened_again_by_the_next_call():
+def test_a_session_that_the_server_has_ended_is_opened_again():
     connection = connections["postgresql"]
     receive([incoming(1)], consumer="billing", using="postgresql")
-    connection.connection.close()
-    with pytest.raises(DatabaseError):
-        receive([incoming(2)], consumer="billing", using="postgresql")
+    session = connection.connection.info.backend_pid
+    with closing(connection.copy()) as others, others.cursor() as other:
+        other.execute("SELECT pg_terminate_backend(%s, 10000)", [session])
     assert tags(receive([incoming(2)], consumer="billing", using="postgresql").stored) == [2]
 
 
@@ -134,6 +147,16 @@ def test_a_lost_connection_is_opened_again_by_the_next_call():
     [
         ([incoming(1), {"body": b"1"}], "messages[1]: must be a django_outbox.brokers.Incoming, not dict"),
         ([incoming(1, "1")], "messages[0].body: must be bytes, not str. Pass body.encode()."),  # type: ignore[arg-type]
+        (
+            [incoming(1, bytearray(b"1"))],  # type: ignore[arg-type]
+            "messages[0].body: must be bytes, not bytearray. Pass bytes(body).",
+        ),
+        (
+            [incoming(1, None)],  # type: ignore[arg-type]
+            "messages[0].body: must be bytes, not NoneType. A message without a body, such as a tombstone of Kafka",
+        ),
+        ((incoming(tag) for tag in range(2)), "messages: must be a list, not generator. Pass list(messages), or []"),
+        (None, "messages: must be a list, not NoneType."),
         ([incoming(1, message_id=uuid.uuid4())], "messages[0].message_id: must be a string, not UUID."),
         ([incoming(1, key=None)], "messages[0].key: must be a string, not NoneType. If there is none, leave it out."),
         ([incoming(1, headers=None)], "messages[0].headers: must be a dict, not NoneType."),
@@ -144,7 +167,20 @@ def test_a_lost_connection_is_opened_again_by_the_next_call():
         ),
         ([incoming(1)] * 10_001, "messages: are 10,001; the limit is 10,000. Call receive() for each part of them."),
     ],
-    ids=["class", "body", "message_id", "key", "headers", "text", "naive", "many"],
+    ids=[
+        "class",
+        "body",
+        "bytearray",
+        "tombstone",
+        "generator",
+        "none",
+        "message_id",
+        "key",
+        "headers",
+        "text",
+        "naive",
+        "many",
+    ],
 )
 def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_remedy(batch, error):
     with pytest.raises(InvalidMessage) as raised:
@@ -161,6 +197,7 @@ def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_r
         ({"id_source": "header:"}, "id_source is 'header:'; it must be 'message_id', 'position', 'body'"),
         ({"remember": 1}, "remember is 1; it must be"),
         ({"consumer": ""}, "consumer: is ''; it must be a string of 1 to 50 printable characters"),
+        ({"consumer": "billing ", "remember": True, "invalid": "reject"}, "consumer: is 'billing '; it must be"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

@@ -115,6 +115,15 @@ def test_the_path_of_a_backend_is_not_relative(backend: str):
     ]
 
 
+@pytest.mark.parametrize("alias", ["billing ", " billing", "bill\ning", "", "x" * 51, 7])
+def test_the_alias_of_a_consumer_is_a_name(alias: object):
+    _, problems = parse({"PUBLISHERS": MEMORY, "CONSUMERS": {alias: {"BACKEND": "shop.Consumer"}}})
+    assert [problem.message for problem in problems] == [
+        f"OUTBOX['CONSUMERS'][{alias!r}] is not a valid consumer entry."
+    ]
+    assert "without blanks around it" in problems[0].hint
+
+
 @pytest.mark.parametrize("key", ["RETRY", "RETENTION", "x" * 100_000])
 def test_an_error_shows_the_beginning_of_a_long_value(key: str):
     _, problems = parse({"PUBLISHERS": MEMORY, key: "x" * 100_000})
