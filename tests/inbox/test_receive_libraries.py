@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import override_settings
 from kombu import Connection
 
+from django_outbox.brokers import Incoming
 from django_outbox.brokers.aws import SQSPublisher
+from django_outbox.inbox import Received
+from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
 from django_outbox.threads import Threads, own_connection
 from tests.conftest import ALIASES
-from tests.inbox.conftest import MEMORY, stored
+from tests.inbox.conftest import MEMORY, payloads, stored
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws.server import CREDENTIALS, REGION, client, endpoint_url
@@ -70,7 +74,28 @@ def send_to(source: RabbitMQSource) -> list[str]:
     ids = source.send({"id": 7}, key="order-7", headers={"tenant": "acme"}, properties=properties)
     source.send({"id": 7}, message_id=ids[0])
     source.send(raw=b"{")
-    return ids + source.send({"id": 8})
+    return ids + source.send({"id": 8}, properties={"type": "", "correlation_id": "request-3"})
+
+
+@pytest.fixture
+def limited(source: RabbitMQSource) -> RabbitMQSource:
+    """A quorum queue that drops a message that was returned 3 times."""
+    source.name = source.broker.queue("quorum", delivery_limit=3)
+    return source
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage of the database, from the first message on."""
+    store, ends = Storing.store, []
+
+    def fail(self: Storing, batch: Sequence[Incoming]) -> Received:
+        ends.append(time.monotonic() + 2.5)
+        if time.monotonic() < ends[0]:
+            raise OperationalError("connection refused")
+        return store(self, batch)
+
+    monkeypatch.setattr(Storing, "store", fail)
 
 
 def check_stored(source: RabbitMQSource, ids: list[str]) -> None:
@@ -78,27 +103,40 @@ def check_stored(source: RabbitMQSource, ids: list[str]) -> None:
     assert [str(first.message_id), str(last.message_id)] == ids
     assert (first.type, first.topic, first.key, first.payload) == ("order.created", source.name, "order-7", {"id": 7})
     assert first.headers == {"tenant": "acme"}
+    assert (last.type, last.headers) == (source.name, {"correlation_id": "request-3"})
     (failed,) = OutboxMessage.objects.failed()
     assert failed.payload["body"] == "{"
     assert source.unsettled() == 0
 
 
-def test_faststream_stores_what_it_reads(source):
+def run_faststream(source: RabbitMQSource, count: int) -> None:
+    """Run the example until that many messages are stored."""
     pytest.importorskip("faststream.rabbit", reason="faststream[rabbit] is not installed")
     broker = run_example("shop/broker.py", source)["broker"]
-    ids = send_to(source)
 
     async def read() -> None:
         async with broker:
             await broker.start()
             for _ in range(600):
-                if len(await sync_to_async(stored)("default")) == 3 and source.unsettled() == 0:
+                if len(await sync_to_async(stored)("default")) == count and source.unsettled() == 0:
                     break
                 await asyncio.sleep(0.05)
         await sync_to_async(connections.close_all)()
 
     asyncio.run(read())
+
+
+def test_faststream_stores_what_it_reads(source):
+    ids = send_to(source)
+    run_faststream(source, 3)
     check_stored(source, ids)
+
+
+@pytest.mark.usefixtures("outage")
+def test_faststream_loses_no_message_in_an_outage(limited):
+    limited.send(*range(5))
+    run_faststream(limited, 5)
+    assert payloads("default") == [*range(5)]
 
 
 @contextmanager
@@ -127,6 +165,14 @@ def test_kombu_stores_what_it_reads(source):
         eventually(lambda: len(stored("default")) == 3, "the messages are stored")
         eventually(lambda: source.unsettled() == 0, "they are acknowledged")
     check_stored(source, ids)
+
+
+@pytest.mark.usefixtures("outage")
+def test_kombu_loses_no_message_in_an_outage(limited):
+    limited.send(*range(5))
+    with running_kombu(limited):
+        eventually(lambda: payloads("default") == [*range(5)], "the messages are stored")
+    assert limited.unsettled() == 0
 
 
 def test_kombu_moves_rejected_messages_to_the_dead_letters(source):
