@@ -14,8 +14,9 @@ user or right."""
 SIGNALLED = 1644
 """MySQL's and MariaDB's code for an error that a trigger raises, in an OperationalError."""
 
-POLICY = "ExecWithCheckOptions"
-"""The function of PostgreSQL that refuses rows because of a policy, with the code for a missing right."""
+ROW_CHECKS = ("ExecWithCheckOptions", "exec_stmt_raise")
+"""The functions of PostgreSQL that refuse a row because of a policy, with the code for a missing right, or because a
+trigger raises an error, with any code."""
 
 
 def shows_missing_table(error: BaseException) -> bool:
@@ -36,14 +37,18 @@ def shows_refusal(error: BaseException) -> bool:
 
 def shows_refused_row(error: BaseException) -> bool:
     """Return whether the database refuses to change one row: because of a trigger, a constraint or a policy."""
-    if getattr(getattr(error.__cause__, "diag", None), "source_function", "") == POLICY:
+    if _is_about_row(error):
         return True
     return isinstance(error, DatabaseError) and not may_pass(error) and _code(error) not in BROKEN_SCHEMA
 
 
 def may_pass(error: BaseException) -> bool:
     """Return whether the same statement may succeed later: the database is unavailable, or a limit was met."""
-    return isinstance(error, OperationalError | InterfaceError) and not shows_refusal(error)
+    return isinstance(error, OperationalError | InterfaceError) and not (shows_refusal(error) or _is_about_row(error))
+
+
+def _is_about_row(error: BaseException) -> bool:
+    return getattr(getattr(error.__cause__, "diag", None), "source_function", "") in ROW_CHECKS
 
 
 def _code(error: BaseException) -> object:

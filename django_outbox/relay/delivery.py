@@ -136,8 +136,6 @@ class Delivery:
 
     def _run(self, wanted: int) -> Round:
         limiter, budget = self._limiter, self._state.budget
-        # Those that are not published for now must not take the places of others.
-        wanted += len(self._phases.refusals)
         if limiter is not None:
             if not limiter.look_for_work():
                 return Round(prepared=self._prepares, looked=True)
@@ -157,7 +155,7 @@ class Delivery:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        outage = tally.outage or ("" if tally.answered else self._phases.refusals.reason)
+        outage = tally.outage or ("" if tally.claimed else self._phases.refusals.reason)
         return Round(tally, outage, prepared=self._prepares, looked=True, published=published)
 
 

@@ -2,14 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
-from django_outbox.messages import Message, Unreadable
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.pauses import Pauses
@@ -174,9 +173,6 @@ class Turns:
                 self._lock.release()
 
 
-Row = TypeVar("Row", Message, Message | Unreadable)
-
-
 class Refusals:
     """The messages of a publisher that are not published for now, because the database refuses every new state of them.
 
@@ -186,11 +182,15 @@ class Refusals:
     def __init__(self) -> None:
         self._messages: dict[int, tuple[float, str]] = {}
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
     def add(self, reasons: Mapping[int, str]) -> None:
         self._messages |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in reasons.items()}
+
+    @property
+    def ids(self) -> Set[int]:
+        for id, (until, _) in self._messages.copy().items():
+            if time.monotonic() > until:
+                self._messages.pop(id, None)
+        return frozenset(self._messages.copy())
 
     @property
     def reason(self) -> str:
@@ -198,21 +198,7 @@ class Refusals:
         for id, (until, reason) in self._messages.copy().items():
             if time.monotonic() <= until:
                 return f"the database refuses every new state of message {id}: {reason}"
-            self._messages.pop(id, None)
         return ""
-
-    def leave_out(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return rows without the refused ones and the later ones of their keys."""
-        if not self.reason:
-            return rows
-        left: list[Row] = []
-        blocked: set[str] = set()
-        for row in rows:
-            if row.id in self._messages:
-                blocked.add(row.key)
-            elif not row.key or row.key not in blocked:
-                left.append(row)
-        return left
 
 
 @dataclass

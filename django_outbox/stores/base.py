@@ -9,11 +9,12 @@ from functools import cache
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.utils.module_loading import import_string
 
+from django_outbox.db.errors import may_pass
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import is_usable
@@ -34,10 +35,13 @@ from django_outbox.stores.rows import (
     read_messages,
 )
 from django_outbox.stores.timeline import Piece
-from django_outbox.text import describe
+from django_outbox.text import describe, some_ids
 
 CHANGED = "another program changed or deleted them in the meantime"
 """Why claimed messages cannot be settled although they are still this claim's."""
+
+SKIPPED = "a trigger or a policy skips changes without an error:"
+"""Why messages have no new state although they are still pending."""
 
 
 # A stretch of the index of the partitions, from which alone it is read. `late` is 1 for a message that is not due.
@@ -284,7 +288,17 @@ class Store(ClaimQueries):
             settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable), *guard])
         if settlement.retried:
             settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable), *guard])
+        if settled < settlement.count and guard == self.no_guard:
+            self._require_states(settlement)
         return settled
+
+    def _require_states(self, settlement: Settlement) -> None:
+        """Raise IntegrityError if a message is still pending, although no other transaction could change it."""
+        rows = OutboxMessage.objects.using(self.connection.alias)
+        final = [*settlement.processed, *(row.id for row in settlement.failed)]
+        left = rows.pending().filter(pk__in=final) | rows.due().filter(pk__in=[row.id for row in settlement.retried])
+        if ids := [*left.values_list("pk", flat=True)]:
+            raise IntegrityError(f"{SKIPPED} {some_ids(ids)}")
 
     def find_refused(self, settlement: Settlement) -> dict[int, str]:
         """Return why new states of messages cannot be written, by their ids.
@@ -300,7 +314,8 @@ class Store(ClaimQueries):
                 self.check_constraints()
                 transaction.set_rollback(True, using=self.connection.alias)
         except DatabaseError as error:
-            if self.connection.needs_rollback or self.is_conflict(error) or not is_usable(self.connection):
+            is_conflict = may_pass(error) and self.is_conflict(error)
+            if self.connection.needs_rollback or is_conflict or not is_usable(self.connection):
                 raise
             if len(ids) == 1:
                 return {ids[0]: describe(error)}

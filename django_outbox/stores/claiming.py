@@ -22,7 +22,7 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,8 +43,10 @@ LAST_PARTITION = 2**31 - 1
 Row = tuple[Any, ...]
 """The columns of a message from `id` to `error_class`, then its size, then columns that the store adds for itself."""
 
-SIZE = 10
-"""The index of the size in a row: the bytes of payload and headers."""
+KEY, SIZE = 4, 10
+"""The indexes in a row of the key, and of the size: the bytes of payload and headers."""
+
+NONE: Set[int] = frozenset()
 
 SLOT_BITS = 23
 SLOT_SIZE = 2**SLOT_BITS
@@ -118,11 +120,13 @@ class ClaimQueries(abc.ABC):
     """The reads that a claim consists of: the part of a store that differs most between databases."""
 
     @abc.abstractmethod
-    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: Any) -> list[Row]:
+    def read_unkeyed(
+        self, publisher: str, *, limit: int, max_bytes: int, after: Any, refused: Set[int] = NONE
+    ) -> list[Row]:
         """Read due messages without a key, those due longest first, and lock them where that is possible.
 
         A row ends with its place in that order, as `after` takes it; None is the beginning. At least one message is
-        read, however large it is.
+        read, however large it is. The messages with the ids in `refused` are left out.
         """
 
     @abc.abstractmethod
@@ -282,7 +286,9 @@ class Cursor:
 
     # For a claim.
 
-    def read_batch(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+    def read_batch(
+        self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int, refused: Set[int] = NONE
+    ) -> list[Row]:
         """Read a batch of keyed and unkeyed messages. Claims alternate in which of them they read first.
 
         If the last listing met many heads that were not due, unkeyed messages go first for a while, and a batch that
@@ -297,9 +303,9 @@ class Cursor:
             if room <= limit // 4 or bytes_left <= 0:
                 break
             if not keyed:
-                rows += self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left)
+                rows += self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
             elif not rows or self.may_list_heads:
-                rows += self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left)
+                rows += self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
         return rows
 
     def undo(self) -> None:
@@ -313,44 +319,71 @@ class Cursor:
         """Whether to list heads although there is other work; False for a while after many of them were not due."""
         return self.timeline is not None or self._heads.is_open
 
-    def _read_unkeyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+    def _read_unkeyed(
+        self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int, refused: Set[int]
+    ) -> list[Row]:
         """Read due messages without a key, from the position on or as a sweep."""
-        rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=self.unkeyed.start())
+        after = self.unkeyed.start()
+        rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=after, refused=refused)
         self.unkeyed.advance(len(rows), rows[-1][-1] if rows else None)
         return rows
 
-    def read_keyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
-        """Read due messages that have a key, and own their partitions."""
-        timeline = self.timeline
-        if timeline is None:
-            partitions = self.own_partitions(store, publisher, limit=limit)
-        else:
-            partitions = own_by_time(store, publisher, timeline, limit=limit)
-            if timeline.over:
-                # Few keys wait, so their heads are listed again.
-                self._complete, self._unfinished_round, self.timeline = timeline.complete, None, None
-        if not partitions:
-            return []
-        max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
-        rows = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
-        served, is_full = {row[-1] for row in rows}, total_size(rows) >= max_bytes
+    def read_keyed(
+        self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int, refused: Set[int] = NONE
+    ) -> list[Row]:
+        """Read due messages that have a key, and own their partitions.
+
+        The messages with the ids in `refused` are left out, with the later ones of their keys. If there are no others,
+        the next partitions are read.
+        """
+        rows: list[Row] = []
+        for _ in range(len(refused) + 1):
+            timeline = self.timeline
+            if timeline is None:
+                partitions = self.own_partitions(store, publisher, limit=limit)
+            else:
+                partitions = own_by_time(store, publisher, timeline, limit=limit)
+                if timeline.over:
+                    # Few keys wait, so their heads are listed again.
+                    self._complete, self._unfinished_round, self.timeline = timeline.complete, None, None
+            if not partitions:
+                break
+            max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
+            found = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
+            rows = leave_out(sorted(found), refused)
+            self._note_read(timeline, partitions, found, rows, is_full=total_size(found) >= max_bytes)
+            if rows or not found or self.complete:
+                break
+        return rows
+
+    def _note_read(
+        self, timeline: Timeline | None, partitions: list[int], found: list[Row], rows: list[Row], *, is_full: bool
+    ) -> None:
+        """Decide where the next listing begins.
+
+        Args:
+            rows: the rows that were found, without the refused ones.
+        """
+        read, unread = {row[-1] for row in found}, []
+        if is_full:
+            # The partitions that the batch had no room for.
+            last = max(place for place, partition in enumerate(partitions) if partition in read)
+            unread = partitions[last + 1 :]
         if timeline is not None:
-            timeline.note_read(partitions, served, is_full=is_full)
-        elif not rows:
-            # Partitions without any message, because other transactions have locked their heads, count as not due. A
-            # round that finds nothing else is repeated without sparing slots, which may have something.
-            self._complete = self._covered and not self._spares
-            self._unfinished_round = None if self._covered else self._round_start
-            if self._covered:
-                self._spares = not self._spares
-        else:
+            timeline.note_read(partitions[: len(partitions) - len(unread)], {row[-1] for row in rows})
+            return
+        if unread:
+            self.after = unread[0] - 1
+        if rows:
             self._spares = True
-            if is_full:
-                # The next listing begins with the first partition that the batch had no room for.
-                last = max(place for place, partition in enumerate(partitions) if partition in served)
-                if last + 1 < len(partitions):
-                    self.after = partitions[last + 1] - 1
-        return sorted(rows)
+            return
+        # Partitions without any message, because other transactions have locked their heads, count as not due. A round
+        # that finds nothing else is repeated without sparing slots, which may have something.
+        covered = self._covered and not unread
+        self._complete = covered and not self._spares
+        self._unfinished_round = None if covered else self._round_start
+        if covered:
+            self._spares = not self._spares
 
     def own_partitions(self, store: ClaimQueries, publisher: str, *, limit: int, spare: bool = True) -> list[int]:
         """Own partitions with a due head, starting at the position and going around all of them, and return them.
@@ -417,6 +450,25 @@ def own_by_time(store: ClaimQueries, publisher: str, timeline: Timeline, *, limi
     owned = store.own(publisher, due) if due else set()
     timeline.note_owned(due, owned)
     return [partition for partition in due if partition in owned]
+
+
+def leave_out(rows: list[Row], refused: Set[int]) -> list[Row]:
+    """Return rows in the order of their ids without those of refused messages and of later messages of their keys."""
+    if not refused:
+        return rows
+    keys = set()
+    left = []
+    for row in rows:
+        if row[0] in refused:
+            keys.add(row[KEY])
+        elif row[KEY] not in keys:
+            left.append(row)
+    return left
+
+
+def is_none_of(ids: Set[int]) -> str:
+    """Return the end of an SQL condition that leaves out some messages; blank if there are none."""
+    return f"AND id NOT IN ({','.join(map(str, sorted(ids)))})" if ids else ""
 
 
 def count_wanted(limit: int) -> int:

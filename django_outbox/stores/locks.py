@@ -8,7 +8,7 @@ later messages of its key, and pay nothing for that.
 import datetime
 from collections.abc import Collection
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
 from django_outbox.db.fields import partition_of
@@ -116,7 +116,8 @@ def take_lease(using: str, number: int, id: int, *, seconds: float) -> Lease | N
         KeyLock.objects.using(using).create(number=number, held_until=end)
     else:
         row.update(held_until=end)
-    message.update(available_at=end)
+    if not message.update(available_at=end):
+        raise IntegrityError(f"a trigger or a policy skips changes of message {id} without an error")
     return Lease(using, number, id, due=due, end=end, seconds=seconds)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from django.db import DatabaseError
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import (
+    NONE,
     NONE_SPARED,
     SLOT_BITS,
     SLOT_SIZE,
@@ -22,6 +23,7 @@ from django_outbox.stores.claiming import (
     Span,
     choose,
     first_within,
+    is_none_of,
     is_spared,
     lock_number,
 )
@@ -43,7 +45,7 @@ UNKEYED = f"""
 SELECT id, CAST(available_at AS CHAR)
 FROM {{table}} FORCE INDEX (outbox_pending)
 WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
-    AND (available_at > %s OR id > %s)
+    AND (available_at > %s OR id > %s) {{others}}
 ORDER BY available_at, id
 LIMIT %s
 """
@@ -349,13 +351,16 @@ class MySQLStore(LockingStore):
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return None
 
-    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
+    def read_unkeyed(
+        self, publisher: str, *, limit: int, max_bytes: int, after: str | None, refused: Set[int] = NONE
+    ) -> list[Row]:
+        statement = UNKEYED.replace("{others}", is_none_of(refused))
         sizes: list[tuple[int, int]] = []
         at, last = after or EARLIEST, 0
         # Half a batch is enough: the few messages left may lie among many that other relays have locked.
         while len(sizes) < max(limit // 2, 1):
             wanted = limit - len(sizes)
-            due = self.fetch(UNKEYED, [publisher, publisher, at, at, last, wanted])
+            due = self.fetch(statement, [publisher, publisher, at, at, last, wanted])
             if due:
                 locked = dict(self.fetch(_for_ids(LOCK, [id for id, _ in due])))
                 sizes += [(id, locked[id]) for id, _ in due if id in locked]

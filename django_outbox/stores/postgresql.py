@@ -5,7 +5,7 @@ import json
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from typing import Any
 
@@ -16,7 +16,17 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_outbox.db.errors import shows_missing_right
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
-from django_outbox.stores.claiming import SLOT_BITS, SLOT_SIZE, SPARED, ClaimQueries, OwnedHeads, Row, Span
+from django_outbox.stores.claiming import (
+    NONE,
+    SLOT_BITS,
+    SLOT_SIZE,
+    SPARED,
+    ClaimQueries,
+    OwnedHeads,
+    Row,
+    Span,
+    is_none_of,
+)
 from django_outbox.stores.locks import key_lock_numbers
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Backend, NewRow, Purged
 from django_outbox.stores.timeline import Fresh
@@ -57,7 +67,7 @@ UNKEYED = BATCH.format(
     extra=", available_at AT TIME ZONE 'UTC'",
     source="""{table}
                     WHERE publisher = %s AND NOT blocks_key AND available_at <= statement_timestamp()
-                        AND available_at >= %s::timestamp AT TIME ZONE 'UTC'
+                        AND available_at >= %s::timestamp AT TIME ZONE 'UTC' {others}
                     ORDER BY available_at, id
                     LIMIT %s
                     FOR UPDATE SKIP LOCKED""",
@@ -440,8 +450,17 @@ class PostgreSQLStore(LockingStore):
     def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
         return self.execute(sql, [array(ids), *params])
 
-    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: datetime.datetime | None) -> list[Row]:
-        return self.fetch(UNKEYED, [publisher, after or EARLIEST, limit, 2 * max_bytes, max_bytes])
+    def read_unkeyed(
+        self,
+        publisher: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        after: datetime.datetime | None,
+        refused: Set[int] = NONE,
+    ) -> list[Row]:
+        statement = UNKEYED.replace("{others}", is_none_of(refused))
+        return self.fetch(statement, [publisher, after or EARLIEST, limit, 2 * max_bytes, max_bytes])
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
         rows = self.fetch(OWN_HEADS, [span.after, slots_met, publisher, span.until, publisher, wanted, max_steps])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
-from django_outbox.stores.claiming import SIZE, ClaimQueries, Cursor, Row
+from django_outbox.stores.claiming import NONE, SIZE, ClaimQueries, Cursor, Row
 from django_outbox.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
@@ -69,6 +69,7 @@ class ClaimRequest:
             or not at all.
         passed: the snapshot up to which the publisher's stream is delivered; blank if it has none. A message with a
             key that was written later may have an earlier one in the stream, and is not due.
+        refused: the ids of messages to leave out, with the later ones of their keys.
     """
 
     publisher: str
@@ -78,9 +79,12 @@ class ClaimRequest:
     max_seconds: float
     transactional: bool = False
     passed: str = ""
+    refused: Set[int] = NONE
 
     def read(self, queries: ClaimQueries) -> list[Row]:
-        return self.cursor.read_batch(queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes)
+        return self.cursor.read_batch(
+            queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes, refused=self.refused
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from django.db import OperationalError, transaction
 from django_outbox.logs import logger
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
-from django_outbox.stores.claiming import SIZE, OwnedHeads, Queued, Row, Span, choose, lock_number
+from django_outbox.stores.claiming import NONE, SIZE, OwnedHeads, Queued, Row, Span, choose, is_none_of, lock_number
 from django_outbox.stores.clock import boot_time
 from django_outbox.stores.locks import FIRST_PARTITION
 from django_outbox.stores.rows import (
@@ -48,7 +48,8 @@ FROM {{table}} JOIN (
     FROM (
         SELECT id, available_at, length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) AS size
         FROM {{table}}
-        WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT %s
+        WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW} {{others}}
+        ORDER BY available_at, id LIMIT %s
     )
 ) ON id = chosen
 WHERE before IS NULL OR before < %s
@@ -294,9 +295,11 @@ class SQLiteStore(Store):
         expired = None if seconds is None else lambda: time.monotonic() > deadline
         self.connection.connection.set_progress_handler(expired, PROGRESS_STEPS)
 
-    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
+    def read_unkeyed(
+        self, publisher: str, *, limit: int, max_bytes: int, after: str | None, refused: Set[int] = NONE
+    ) -> list[Row]:
         # Always a sweep, because processed messages leave no entries in the index.
-        return self.fetch(UNKEYED, [publisher, limit, max_bytes])
+        return self.fetch(UNKEYED.replace("{others}", is_none_of(refused)), [publisher, limit, max_bytes])
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
         base = lock_number(publisher, 0)

@@ -204,17 +204,16 @@ class Timeline:
             self._busy.pop(partition, None)
             (self._ready if partition in owned else self._busy)[partition] = None
 
-    def note_read(self, owned: Iterable[int], served: Collection[int], *, is_full: bool) -> None:
-        """Look up owned partitions later if other transactions have locked their messages.
+    def note_read(self, read: Iterable[int], served: Collection[int]) -> None:
+        """Look up partitions later that were read in vain, because other transactions have locked their messages.
 
         Args:
-            served: the owned partitions with messages in the batch.
-            is_full: whether it had no room for more.
+            served: the partitions with messages in the batch.
         """
         if served:
             self._found, self.complete = True, False
-        for partition in owned:
-            if partition not in served and not is_full:
+        for partition in read:
+            if partition not in served:
                 self._ready.pop(partition, None)
                 self._busy[partition] = None
 

@@ -1,7 +1,7 @@
 """A source claims and settles: a batch is delivered from any of them, without a database."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +12,7 @@ from django_outbox.relay.batch import Phases
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import TableSource
 from django_outbox.stores import Claim, Settlement
+from django_outbox.stores.claiming import NONE
 from tests.support.publishers import Script, ScriptedPublisher
 
 pytestmark = pytest.mark.usefixtures("scripted")
@@ -32,7 +33,7 @@ class ListSource(TableSource):
         self.open = False
 
     @contextmanager
-    def claim(self, limit: int, *, passed: str = "") -> Iterator[Claim]:
+    def claim(self, limit: int, refused: Set[int] = NONE, *, passed: str = "") -> Iterator[Claim]:
         self.open = True
         yield Claim(self._messages[:limit])  # type: ignore[arg-type]
         self.open = False

@@ -1,10 +1,10 @@
 """Deliver messages one at a time, each outside of a transaction, under a lease that is renewed while the work lasts."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,7 +20,7 @@ from django_outbox.relay.decisions import Decisions
 from django_outbox.relay.handling.savepoints import Savepoints, TransactionLost, refresh_other_connections
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Tally
-from django_outbox.stores import Claim, Lease
+from django_outbox.stores import Lease
 from django_outbox.text import describe, raise_interrupt
 from django_outbox.threads import like_caller, own_connection
 
@@ -42,7 +42,8 @@ class LeasedDeliverer:
     """Delivers messages of a publisher that works outside of a transaction, one at a time.
 
     A short transaction claims a message and takes its lease, and another one writes its new state if the lease still
-    is this relay's. If the database is unavailable then, that is repeated for as long as the lease would last.
+    is this relay's. If the database is unavailable then, that is repeated for as long as the lease would last, unless
+    the relay is stopping.
     """
 
     def __init__(self, phases: Phases, publisher: TransactionalPublisher) -> None:
@@ -54,10 +55,12 @@ class LeasedDeliverer:
         """Deliver a message. Raises what `Phases.claim` raises."""
         source = self._phases.source
         refresh_other_connections(source.using)
-        for _ in range(MAX_PASSED_OVER):
+        passed_over, refused = 0, Tally()
+        while passed_over < MAX_PASSED_OVER and not self._phases.is_stopping():
             row = lease = None
+            claiming = self._savepoints.committing(source.claim(1, self._phases.refusals.ids))
             try:
-                with self._phases.claim(self._claim_one()) as batch:
+                with self._phases.claim(claiming) as batch:
                     if not batch.rows:
                         break
                     row = batch.rows[0]
@@ -69,26 +72,19 @@ class LeasedDeliverer:
                 if row is None or not shows_refused_row(error) or self._savepoints.connection.in_atomic_block:
                     raise
                 self._phases.refuse({row.id: describe(error)})
+                refused += Tally(claimed=1, blocked=1)
                 continue
             if not batch.messages:
-                return Delivered(batch.tally)
+                return Delivered(refused + batch.tally)
             if lease is None:
                 # Another relay works on the key of this message.
+                passed_over += 1
                 continue
             with _Keeper(lease, batch.messages[0], self._publisher.alias, source) as keeper:
                 is_settled = self._handle(batch, keeper)
-            return Delivered(batch.tally if is_settled else Tally(claimed=1, blocked=1), batch.published)
-        return Delivered()
-
-    @contextmanager
-    def _claim_one(self) -> Iterator[Claim]:
-        """Claim one message, and the refused ones that may be in its way."""
-        refusals, source = self._phases.refusals, self._phases.source
-        limit = 1 + len(refusals)
-        with self._savepoints.committing(source.claim(limit)) as claim:
-            if limit > 1:
-                source.rewind()
-            yield replace(claim, messages=[*refusals.leave_out(claim.messages)][:1])
+            tally = batch.tally if is_settled else Tally(claimed=1, blocked=1)
+            return Delivered(refused + tally, batch.published)
+        return Delivered(refused)
 
     def _handle(self, batch: Batch, keeper: "_Keeper") -> bool:
         """Let the publisher handle a message, and store its result. Return whether that was done.
@@ -96,7 +92,7 @@ class LeasedDeliverer:
         Raises:
             Unsettled: the database is unavailable, and the lease may have ended.
         """
-        message, failures, refusals = keeper.message, 0, 0
+        message, failures, refusals, deadline = keeper.message, 0, 0, math.inf
         if self._phases.is_stopping() or not keeper.keep():
             self._phases.source.rewind()
             return False
@@ -110,9 +106,11 @@ class LeasedDeliverer:
                 if self._savepoints.connection.in_atomic_block:
                     raise
                 if is_outage and failures:
-                    if keeper.lease.may_have_ended:
+                    is_late = keeper.lease.may_have_ended or time.monotonic() > deadline
+                    if is_late or self._phases.is_stopping():
                         raise
                     time.sleep(RETRY_INTERVAL)
+                deadline = min(deadline, time.monotonic() + keeper.lease.seconds)
                 reason = describe(failure.error)
                 logger.warning(
                     "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",

@@ -1,6 +1,7 @@
 """Deliver a batch by writing in the transaction of its claim: one message at a time, each in a savepoint."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -10,11 +11,11 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
-from django_outbox.messages import Verdict
+from django_outbox.messages import Message, Verdict
 from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
 from django_outbox.relay.handling.savepoints import Conflict, Savepoints, TransactionLost, refresh_other_connections
-from django_outbox.relay.state import MAX_TURN, Turns
+from django_outbox.relay.state import MAX_TURN, Tally, Turns
 from django_outbox.retry import Backoff
 from django_outbox.stores import Claim
 from django_outbox.text import describe
@@ -62,30 +63,35 @@ class TransactionalDeliverer:
     def deliver(self, limit: int) -> Delivered:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
         refresh_other_connections(self._phases.source.using)
-        done, suspects, conflict = self._run_batch(self._sizes.limit(limit))
+        source = self._phases.source
+        claiming = source.claim(self._sizes.limit(limit), self._phases.refusals.ids)
+        done, suspects, conflict = self._run_batch(claiming)
         if conflict is None and done.tally.claimed:
             self._sizes.grow(limit)
-        for _ in range(suspects):
+        blocked: set[str] = set()
+        for message in suspects:
             if self._phases.is_stopping():
                 break
+            if message.key in blocked:
+                continue
             try:
-                single = self._run_batch(1).delivered
+                single = self._run_batch(source.claim_one(message)).delivered
             except (Error, Unsettled):
                 if not done.tally.claimed:
                     raise
                 # The others are committed, and the next claim meets the same outage.
                 self._savepoints.forget_connection()
                 break
-            if not single.tally.claimed:
-                break
+            if message.key and not single.tally.processed:
+                blocked.add(message.key)
             done = Delivered(done.tally + single.tally, [*done.published, *single.published])
         return done
 
-    def _run_batch(self, limit: int) -> "_Run":
+    def _run_batch(self, claiming: AbstractContextManager[Claim]) -> "_Run":
         conflict = None
         try:
             # Until the commit, because the locks of handlers last until then.
-            with self._turns.taking(), self._claim(self._phases.source.claim(limit)) as batch:
+            with self._turns.taking(), self._claim(claiming) as batch:
                 if batch.rows:
                     decisions, conflict = self._handle(batch)
                     batch.settle(decisions)
@@ -97,7 +103,7 @@ class TransactionalDeliverer:
             conflict = Conflict(lost.message, lost.error)
             self._phases.source.rewind()
             self._back_off(conflict, len(batch.published))
-            return _Run(Delivered(), 1, conflict)
+            return _Run(Delivered(), batch.published[:1], conflict)
         except Unsettled as unsettled:
             return self._find_suspects(unsettled)
         if conflict is not None:
@@ -120,13 +126,12 @@ class TransactionalDeliverer:
             store.wait_for_turn(self._publisher.alias, MAX_TURN)
         if len(messages) > 1:
             store.limit_lock_waits(LOCK_WAIT)
-        permitted = {message.id for message in phases.refusals.leave_out(messages)}
         blocked: set[str] = set()
         deadline = time.monotonic() + self._publisher.batch_seconds
         for index, message in enumerate(messages):
             if phases.is_stopping() or (index and time.monotonic() > deadline):
                 break
-            if message.key in blocked or message.id not in permitted:
+            if message.key in blocked:
                 continue
             try:
                 one = self._savepoints.handle(message)
@@ -159,7 +164,7 @@ class TransactionalDeliverer:
             time.sleep(WAIT.after(self._sizes.in_a_row - 1))
 
     def _find_suspects(self, unsettled: Unsettled) -> "_Run":
-        """Settle a single message that could not be committed; of several, return how many to deliver one by one."""
+        """Settle a single message that could not be committed; of several, each one is a suspect."""
         published = unsettled.published
         if self._savepoints.connection.in_atomic_block:
             raise unsettled
@@ -176,7 +181,8 @@ class TransactionalDeliverer:
             count=len(published),
             reason=describe(unsettled.error),
         )
-        return _Run(Delivered(), len(published))
+        self._phases.source.rewind()
+        return _Run(Delivered(), published)
 
     def _settle_lost(self, lost: TransactionLost) -> Delivered:
         """Settle the message that was in hand when the transaction was lost.
@@ -210,7 +216,7 @@ class TransactionalDeliverer:
                 raise
             self._savepoints.forget_connection()
             self._phases.refuse({lost.message.id: describe(unsettled.error)})
-            return Delivered()
+            return Delivered(Tally(claimed=1, blocked=1))
 
     def _settle_alone(self, lost: TransactionLost) -> Delivered:
         deadline = time.monotonic() + LOCK_PATIENCE
@@ -236,12 +242,12 @@ class _Run(NamedTuple):
     """The result of one batch.
 
     Args:
-        suspects: number of messages to deliver one by one, because nothing of the batch has happened.
+        suspects: messages to deliver one by one, because nothing of the batch has happened.
         conflict: why it ended early.
     """
 
     delivered: Delivered
-    suspects: int = 0
+    suspects: Sequence[Message] = ()
     conflict: Conflict | None = None
 
 

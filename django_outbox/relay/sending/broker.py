@@ -20,7 +20,7 @@ class BrokerDeliverer:
     def deliver(self, limit: int) -> Delivered:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
         try:
-            with self._phases.claim(self._phases.source.claim(limit)) as batch:
+            with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
                 if batch.rows:
                     self._is_careful = batch.settle(self._publish(batch), carefully=self._is_careful)
         except Unsettled:
@@ -35,19 +35,16 @@ class BrokerDeliverer:
             return Decisions.none(0)
         if source.is_late:
             return batch.leave_late()
-        batch.published = self._phases.refusals.leave_out(messages)
+        batch.published = messages
         if publisher.keeps_order:
-            outcomes = self._send(batch.published)
+            outcomes = self._send(messages)
         else:
             outcomes = publish_in_waves(
                 self._send,
-                batch.published,
+                messages,
                 failed_blocks_key=self._phases.policy.failed_blocks_key,
                 may_not_begin=self._may_not_begin,
             )
-        if len(outcomes) < len(messages):
-            by_id = {message.id: outcome for message, outcome in zip(batch.published, outcomes, strict=True)}
-            outcomes = [by_id.get(message.id, BLOCKED) for message in messages]
         if source.is_late and BLOCKED in outcomes:
             # Messages without a key may have been left, too.
             source.rewind()

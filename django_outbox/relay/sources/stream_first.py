@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 from django_outbox.messages import Message
 from django_outbox.relay.sources.stream import StreamedBatch, StreamReader
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Lease, Settlement
+from django_outbox.stores.claiming import NONE
 
 TABLE_INTERVAL = 0.1
 """Seconds between two looks at the table of a publisher that has a stream, if the last one found nothing."""
@@ -27,13 +29,14 @@ class StreamFirst:
         self._was_streamed = False
 
     @contextmanager
-    def claim(self, limit: int) -> Iterator[Claim]:
+    def claim(self, limit: int, refused: Set[int] = NONE) -> Iterator[Claim]:
         """Claim from the stream, or from the table if that found nothing; after streamed messages, the table is first.
 
         One of them is left out until it is time to look there again.
         """
         self.stream.note_connection()
-        from_stream, from_table, now = self.stream.claim, self._claim_from_table, time.monotonic()
+        from_stream, from_table = self.stream.claim, partial(self._claim_from_table, refused=refused)
+        now = time.monotonic()
         claims: list[Callable[[int], AbstractContextManager[Claim]]] = [from_stream, from_table]
         if now < self.stream.next_look:
             claims = [from_table]
@@ -114,9 +117,9 @@ class StreamFirst:
         self.stream.close()
 
     @contextmanager
-    def _claim_from_table(self, limit: int) -> Iterator[Claim]:
+    def _claim_from_table(self, limit: int, refused: Set[int]) -> Iterator[Claim]:
         passed = self.stream.passed
-        with self.table.claim(limit, passed=passed) as claim:
+        with self.table.claim(limit, refused, passed=passed) as claim:
             if self.stream.note_backend(claim.backend):
                 # What it has left out may be due.
                 self.rewind()

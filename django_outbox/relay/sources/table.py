@@ -12,7 +12,7 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import Claim, ClaimRequest, Lease, Settlement, Store, get_store
-from django_outbox.stores.claiming import Cursor
+from django_outbox.stores.claiming import NONE, Cursor
 from django_outbox.stores.clock import boot_time
 
 
@@ -44,10 +44,10 @@ class TableSource:
         self._late_at = 0.0
         self.deletes_processed = settings.deletes_processed
 
-    def claim(self, limit: int, *, passed: str = "") -> AbstractContextManager[Claim]:
+    def claim(self, limit: int, refused: Set[int] = NONE, *, passed: str = "") -> AbstractContextManager[Claim]:
         """Claim at most `limit` due messages for as long as the context is open.
 
-        Leaving the context without `settle` returns the whole batch as it was. For `passed`, see `ClaimRequest`.
+        Leaving the context without `settle` returns the whole batch as it was. For the others, see `ClaimRequest`.
         """
         request = ClaimRequest(
             self.publisher_alias,
@@ -57,6 +57,7 @@ class TableSource:
             max_seconds=self.claim_timeout,
             transactional=self.transactional,
             passed=passed,
+            refused=refused,
         )
         return self.open_claim(self.store.claim(request))
 

@@ -1,0 +1,217 @@
+"""Rows of which the database refuses every change: they stop no other one, however many or large they are."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from django.db import OperationalError, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
+from django_outbox.messages import Message
+from django_outbox.relay import Relay
+from django_outbox.stores.postgresql import PostgreSQLStore
+from tests.conftest import ALIASES
+from tests.relay.test_unsettled import HANDLERS, LEASED, is_payload, refusing, run_sql, table
+from tests.support.messages import put
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+PUBLISHERS: dict[str, dict[str, Any]] = {"transactional": HANDLERS, "leased": LEASED, "broker": MEMORY}
+SETTLED = "(NEW.processed_at IS NOT NULL OR NEW.failed_at IS NOT NULL OR NEW.error <> OLD.error)"
+
+
+@pytest.fixture(params=PUBLISHERS)
+def publisher(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return PUBLISHERS[request.param]
+
+
+@contextmanager
+def handling(publisher: dict[str, Any], **settings: Any) -> Iterator[Counter[Any]]:
+    """Settings with one publisher, and the number of a handler's calls by payload."""
+    calls: Counter[Any] = Counter()
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, **settings}), registry.scratch():
+
+        @handler("t")
+        def note(payload: Any, message: Message) -> None:
+            calls[payload if isinstance(payload, int) else "large"] += 1
+
+        yield calls
+
+
+def put_large(count: int, using: str) -> list[int]:
+    with transaction.atomic(using=using):
+        return [enqueue("t", "x" * 300_000, using=using).id for _ in range(count)]
+
+
+def refusing_up_to(id: int, using: str, publisher: dict[str, Any]) -> AbstractContextManager[None]:
+    """A trigger that refuses changes of the messages up to this one; on SQLite, brokers' batches may be claimed."""
+    may_claim = using == "default" and publisher["BACKEND"] == MEMORY["BACKEND"]
+    return refusing(using, f"OLD.id <= {id}" + (f" AND {SETTLED}" if may_claim else ""))
+
+
+def require_others(using: str, *, seconds: float = 10) -> None:
+    """Enqueue messages with and without a key, which must be delivered soon."""
+    late = [*put(3, using, first=1000), *put(2, using, first=1010, key="late")]
+    messages = OutboxMessage.objects.using(using).processed()
+    eventually(lambda: messages.filter(id__in=late).count() == len(late), seconds=seconds)
+
+
+@pytest.mark.parametrize("count", [2, 8, 12])
+def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], count: int):
+    with handling({**publisher, "BATCH_SIZE": 10}) as calls:
+        ids = put(count, using)
+        with refusing_up_to(ids[-1], using, publisher), relays_in_threads(using=using, limits=QUICK) as start:
+            start()
+            require_others(using)
+            assert max(calls.values(), default=0) <= 3
+            require_others(using)
+
+
+def test_keys_with_refused_messages_stop_no_other(using: str, publisher: dict[str, Any]):
+    with handling({**publisher, "BATCH_SIZE": 10}) as calls:
+        heads = [put(1, using, key=f"key-{number}")[0] for number in range(30)]
+        for number in range(30):
+            put(1, using, first=100, key=f"key-{number}")
+        with refusing_up_to(heads[-1], using, publisher), relays_in_threads(using=using, limits=QUICK) as start:
+            start()
+            require_others(using)
+            require_others(using)
+    assert not calls[100]
+
+
+def test_refused_rows_larger_than_a_batch_stop_no_other(using: str, publisher: dict[str, Any]):
+    with handling(publisher, BATCH_BYTES=1_048_576):
+        ids = put_large(6, using)
+        with refusing_up_to(ids[-1], using, publisher), relays_in_threads(using=using, limits=QUICK) as start:
+            start()
+            require_others(using)
+            require_others(using)
+
+
+def test_many_refused_rows_delay_no_other():
+    with handling(LEASED):
+        ids = put(300, "postgresql")
+        refused = refusing("postgresql", f"OLD.id <= {ids[-1]}")
+        with refused, relays_in_threads(using="postgresql", limits=QUICK) as start:
+            start()
+            require_others("postgresql", seconds=15)
+            require_others("postgresql", seconds=3)
+
+
+def test_old_rows_that_violate_a_new_constraint_stop_no_other():
+    messages = OutboxMessage.objects.using("postgresql")
+    with handling(HANDLERS) as calls:
+        put(2, "postgresql")
+        constraint = "CHECK (payload NOT IN ('0'::jsonb, '1'::jsonb)) NOT VALID"
+        run_sql("postgresql", f"ALTER TABLE {table('postgresql')} ADD CONSTRAINT outbox_frozen {constraint}")
+        try:
+            with relays_in_threads(using="postgresql", limits=QUICK) as start:
+                start()
+                require_others("postgresql")
+                assert messages.pending().count() == 2
+        finally:
+            run_sql("postgresql", f"ALTER TABLE {table('postgresql')} DROP CONSTRAINT outbox_frozen")
+    assert max(calls.values()) <= 3
+
+
+@contextmanager
+def triggering(body: str, condition: str) -> Iterator[None]:
+    """A trigger of PostgreSQL with this body."""
+    name = table("postgresql")
+    run_sql(
+        "postgresql",
+        f"CREATE FUNCTION outbox_refuse() RETURNS trigger AS $$ BEGIN {body}; END $$ LANGUAGE plpgsql",
+        f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {name} FOR EACH ROW "
+        f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
+    )
+    try:
+        yield
+    finally:
+        run_sql("postgresql", f"DROP TRIGGER outbox_refuse ON {name}", "DROP FUNCTION outbox_refuse")
+
+
+@pytest.mark.parametrize("code", ["55000", "42501", "53100", "40001", "58000"])
+@pytest.mark.parametrize("change", ["any", "settlement"])
+def test_a_trigger_may_raise_any_code(publisher: dict[str, Any], change: str, code: str):
+    condition = is_payload("postgresql", 1) + (f" AND {SETTLED}" if change == "settlement" else "")
+    raising = triggering(f"RAISE EXCEPTION 'frozen by accounting' USING ERRCODE = '{code}'", condition)
+    with handling({**publisher, "CLAIM_TIMEOUT": 5}) as calls:
+        put(4, "postgresql")
+        with raising, relays_in_threads(using="postgresql", limits=QUICK) as start:
+            start()
+            require_others("postgresql")
+            assert OutboxMessage.objects.using("postgresql").pending().count() == 1
+    assert max(calls.values(), default=0) <= 3
+
+
+def test_a_result_that_cannot_be_stored_for_a_while_ends_with_the_relay(monkeypatch: pytest.MonkeyPatch):
+    failures: list[float] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        failures.append(time.monotonic())
+        raise OperationalError("the disk is full")
+
+    with handling({**LEASED, "CLAIM_TIMEOUT": 60}):
+        put(1, "postgresql")
+        monkeypatch.setattr(PostgreSQLStore, "settle", fail)
+        relay = Relay(using="postgresql", limits=QUICK)
+        thread = threading.Thread(target=relay.run)
+        thread.start()
+        eventually(lambda: len(failures) > 1)
+        relay.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_result_is_stored_for_as_long_as_the_lease_would_last(monkeypatch: pytest.MonkeyPatch):
+    """Although the lease is renewed all the time."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OperationalError("the disk is full")
+
+    with handling({**LEASED, "CLAIM_TIMEOUT": 2}) as calls:
+        put(1, "postgresql")
+        monkeypatch.setattr(PostgreSQLStore, "settle", fail)
+        with relays_in_threads(using="postgresql", limits=QUICK) as start:
+            start()
+            eventually(lambda: calls[0] > 1, seconds=15)
+
+
+def test_a_change_that_is_skipped_without_an_error_counts_as_refused(publisher: dict[str, Any]):
+    skipping = triggering("RETURN NULL", is_payload("postgresql", 1))
+    with handling(publisher) as calls:
+        put(4, "postgresql")
+        with skipping, relays_in_threads(using="postgresql", limits=QUICK) as start:
+            relay = start()
+            require_others("postgresql")
+            eventually(lambda: "skips changes" in relay._state.breakers.reason("default"))
+            assert relay.tally.processed == 8
+    assert max(calls.values(), default=0) <= 3
+
+
+@pytest.mark.parametrize("publisher", [HANDLERS, LEASED], ids=["transactional", "leased"])
+def test_a_change_that_sqlite_skips_counts_as_refused(publisher: dict[str, Any]):
+    run_sql(
+        "default",
+        f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table('default')} FOR EACH ROW "
+        f"WHEN {is_payload('default', 1)} BEGIN SELECT RAISE(IGNORE); END",
+    )
+    try:
+        with handling(publisher) as calls:
+            put(4, "default")
+            with relays_in_threads(using="default", limits=QUICK) as start:
+                start()
+                require_others("default")
+    finally:
+        run_sql("default", "DROP TRIGGER outbox_refuse")
+    assert max(calls.values(), default=0) <= 3
