@@ -24,9 +24,8 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 ANSWERS = {"yes": ACCEPTED, "no": rejected("\ud800\x00" * 3000), "later": retry_later("\udcff", retry_after=1e300)}
 
 jsons = payloads.map(lambda payload: payload.decode("utf-8", "replace"))
-times = st.none() | st.sampled_from(
-    ["1000-01-01 00:00:00", "2026-01-01 00:00:00.000001", "9998-12-31 00:00:00", "0", ""]
-)
+moments = st.sampled_from(["1000-01-01 00:00:00", "2026-01-01 00:00:00.000001", "9998-12-31 00:00:00", "0", ""])
+times = st.none() | moments
 numbers = st.sampled_from([0, 1, -1, 2**31 - 1, 2**32 - 1, 2**63 - 1, -(2**63)])
 rows = st.fixed_dictionaries(
     {
@@ -41,7 +40,8 @@ rows = st.fixed_dictionaries(
         "attempts": numbers,
         "partition": numbers,
         "occurred_at": times,
-        "available_at": times,
+        # NULL is the value of messages that a stream delivers.
+        "available_at": moments,
         "first_error_at": times,
         "last_error_at": times,
         "dead_lettered_at": times,
