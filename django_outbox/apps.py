@@ -13,9 +13,9 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.logs import logger
-from django_outbox.text import describe
 from django_outbox.tracing import Tracer, add_tracer_when_imported
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
 
 
 class DjangoOutboxConfig(AppConfig):

@@ -25,10 +25,9 @@ from django.utils.module_loading import import_string
 
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.brokers.registry import build_publisher, import_backend
-from django_outbox.conf import OutboxSettings, SettingsProblem, parse_settings
+from django_outbox.conf import OutboxSettings, SettingsProblem, get_settings, parse_settings
 from django_outbox.conf.routes import find_unreachable, hint_of_publisher
 from django_outbox.db.routing import describe_denied
-from django_outbox.deployment import REQUIRED, find_unapplied_migrations, find_unknown_publishers
 from django_outbox.enqueueing.writing import CHUNK_BYTES
 from django_outbox.events import RecordsEvents
 from django_outbox.events.event_type import EventType
@@ -42,8 +41,10 @@ from django_outbox.models.links import find_links
 from django_outbox.stores import Store, find_store
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.publishers import find_unknown_publishers
+from django_outbox.stores.schema import REQUIRED, find_unapplied_migrations
 from django_outbox.stores.wal_setup import LogSetup
-from django_outbox.text import counted, did_you_mean, one_line
+from django_outbox.utils.text import counted, did_you_mean, one_line
 
 DISTRIBUTION = "django-transactional-outbox"
 """The name of this package on PyPI."""
@@ -629,7 +630,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         yield from _check_log(store, sorted(settings.from_log))
     # Other checks report wrong settings. The table may have been changed by hand.
     with suppress(DatabaseError, ImproperlyConfigured):
-        for publisher in find_unknown_publishers(alias):
+        for publisher in find_unknown_publishers(alias, get_settings().publishers):
             yield Warning(
                 f"The database {alias!r} has pending messages of the publisher {publisher!r}, which is not in "
                 "OUTBOX['PUBLISHERS'].",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from django_outbox.messages import Message, Outcome
-from django_outbox.text import one_line, raise_interrupt
+from django_outbox.utils.text import one_line, raise_interrupt
 
 __all__ = ["RetryFunction", "RetryPolicy"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_outbox.logs import logger
 from django_outbox.messages import Message
-from django_outbox.text import describe, raise_interrupt
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe, raise_interrupt
 
 __all__ = ["Failure", "batch_settled", "breaker_changed", "messages_failed", "messages_recovered", "phase_finished"]
 

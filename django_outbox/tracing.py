@@ -12,10 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
-from django_outbox.rates import Allowance
-from django_outbox.text import describe, raise_interrupt
+from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Allowance
+from django_outbox.utils.text import describe, raise_interrupt
 
 if TYPE_CHECKING:
     # A tracing library may be set up before models can be imported.

@@ -34,7 +34,7 @@ from django_outbox.brokers.ids import id_of
 from django_outbox.conf import get_settings
 from django_outbox.models import Status
 from django_outbox.monitoring import status
-from django_outbox.text import escape
+from django_outbox.utils.text import escape
 
 SUGGESTED = 1000
 """Number of messages from which types and error classes are suggested."""

@@ -16,7 +16,7 @@ from django.utils.translation import ngettext
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.models.message import MAX_HISTORY
 from django_outbox.monitoring.figures import Count
-from django_outbox.text import duration, shorten
+from django_outbox.utils.text import duration, shorten
 
 
 def number(value: int | Count) -> str:

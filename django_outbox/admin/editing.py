@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.operations import MAX_REASON_LENGTH, log, logged_change, with_reason
 from django_outbox.conf import get_settings
+from django_outbox.conf.redaction import redacted
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
-from django_outbox.redaction import redacted
 from django_outbox.stores import get_store
 
 EDITED = ("payload", "topic", "publisher")

@@ -11,12 +11,12 @@ from django.utils.translation import gettext_lazy as _
 
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
-from django_outbox.deployment import publishers_in_use
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.queues import MAX_FAILURES
 from django_outbox.stores import get_store
+from django_outbox.stores.publishers import publishers_in_use
 
 LIMIT = 10_000
 """Maximum number of messages that the list counts, that a filter searches, and that one action changes."""

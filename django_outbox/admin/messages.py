@@ -24,8 +24,8 @@ from django_outbox.admin.listing import ALL, STREAMED, find_key_queue, state_of
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OF_STREAMS, OPERATIONS
 from django_outbox.conf import get_settings
+from django_outbox.conf.redaction import Shown, redacted
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
-from django_outbox.redaction import Shown, redacted
 
 
 def _time(name: str) -> Callable[[Any, OutboxMessage], str]:

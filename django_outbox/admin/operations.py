@@ -27,11 +27,11 @@ from django_outbox.admin.locking import (
 )
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
-from django_outbox.text import escape
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import escape
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""

@@ -45,9 +45,9 @@ from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
 from django_outbox.monitoring.readings import holds_outbox
 from django_outbox.monitoring.views import outside_transactions
-from django_outbox.pausing import pause, resume
 from django_outbox.stores.clock import read_clock
-from django_outbox.text import describe
+from django_outbox.stores.pausing import pause, resume
+from django_outbox.utils.text import describe
 
 VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"

@@ -21,7 +21,7 @@ from django_outbox.monitoring.figures import (
     Status,
     StreamStatus,
 )
-from django_outbox.text import duration
+from django_outbox.utils.text import duration
 
 DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"
 

@@ -9,7 +9,7 @@ from typing import IO
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.text import escape
+from django_outbox.utils.text import escape
 
 __all__ = ["ConsolePublisher"]
 

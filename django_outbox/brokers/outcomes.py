@@ -11,7 +11,7 @@ from django_outbox.brokers.memory import MemoryPublisher, open_blocks
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict
 from django_outbox.retry import is_number
-from django_outbox.text import describe, one_line, raise_interrupt
+from django_outbox.utils.text import describe, one_line, raise_interrupt
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any, TypeVar
 
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 
 R = TypeVar("R")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from django_outbox.logs import logger
 from django_outbox.messages import Outcome, set_aside
+from django_outbox.utils.logs import logger
 
 K = TypeVar("K", bound=Hashable)
 

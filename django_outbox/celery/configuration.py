@@ -16,7 +16,7 @@ from django_outbox.brokers.registry import import_backend
 from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, SettingsProblem
-from django_outbox.text import counted
+from django_outbox.utils.text import counted
 
 EXAMPLE = '{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {"app": "shop.celery:app"}}'
 

@@ -22,10 +22,10 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import check_task_transaction, outlive_connection, reconnect_if_lost
 from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import Backoff
-from django_outbox.text import describe, escape
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe, escape
 
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 """The namespace of the message IDs that are derived from task IDs."""

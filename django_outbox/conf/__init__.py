@@ -31,7 +31,7 @@ from django_outbox.conf.readers import (
 from django_outbox.conf.retry import RetryRules, choose_policy, override, read_rules
 from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_aliases, read_routes
 from django_outbox.retry import RetryEntry, RetryFunction, RetryPolicy
-from django_outbox.text import is_name, shorten
+from django_outbox.utils.text import is_name, shorten
 
 MAX_CONSUMER_ALIAS_LENGTH = 50
 """Maximum characters of an alias in `OUTBOX["CONSUMERS"]`."""

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from django_outbox.conf.readers import Mistake, read_patterns
-from django_outbox.text import did_you_mean
+from django_outbox.utils.text import did_you_mean
 
 Routes: TypeAlias = Mapping[str, tuple[str, ...]]
 """Patterns of types, in the order written, and the aliases of the publishers that their messages go to."""

@@ -21,10 +21,10 @@ from django.db import connections, router, transaction
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 
+from django_outbox.conf.redaction import redacted
 from django_outbox.models import OutboxMessage
-from django_outbox.redaction import redacted
-from django_outbox.text import counted, shorten
 from django_outbox.tracing import Tracer, add_tracer
+from django_outbox.utils.text import counted, shorten
 
 __all__ = ["OutboxPanel"]
 

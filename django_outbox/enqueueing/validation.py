@@ -25,7 +25,7 @@ from django_outbox.messages import MAX_HEADERS_DEPTH, RESERVED_PREFIX, is_reserv
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
 from django_outbox.retry import is_number
 from django_outbox.stores import Store
-from django_outbox.text import did_you_mean, shorten
+from django_outbox.utils.text import did_you_mean, shorten
 
 MAX_HEADERS_BYTES = 64 * 1024
 """Maximum bytes of a message's headers as JSON. AMQP sends them in one frame, of 128 KiB by default."""

@@ -23,11 +23,11 @@ from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
-from django_outbox.rates import Throttle
 from django_outbox.stores import NewRow, Store
+from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Throttle
 
 NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=1.0, sparing=100, saved=1.0)
 """Limits the notifications of one process for one publisher to a hundredth of the time, on average over a second. All

@@ -17,7 +17,7 @@ from typing_extensions import is_typeddict
 
 from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.exceptions import InvalidEvent
-from django_outbox.text import describe, one_line
+from django_outbox.utils.text import describe, one_line
 
 MAX_MISTAKES = 5
 """Maximum number of validation errors in the text of one exception."""

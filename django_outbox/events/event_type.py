@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_outbox.enqueueing.events import EncodedEvent
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
-from django_outbox.text import describe, raise_interrupt
+from django_outbox.utils.text import describe, raise_interrupt
 
 if TYPE_CHECKING:
     # It imports pydantic.

@@ -12,7 +12,7 @@ from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.events.event_type import VERSION_HEADER, EventType, is_version
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
 from django_outbox.messages import Message
-from django_outbox.text import did_you_mean
+from django_outbox.utils.text import did_you_mean
 
 _Class = TypeVar("_Class", bound=type)
 _Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])

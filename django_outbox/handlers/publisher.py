@@ -26,13 +26,13 @@ from django_outbox.db.functions import json_text
 from django_outbox.events.registry import decode_message
 from django_outbox.exceptions import HandlerTimeout, InvalidEvent
 from django_outbox.handlers.registry import AnyHandler, registry
-from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected, retry_later
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
-from django_outbox.text import counted, describe, is_interrupt, raise_interrupt
 from django_outbox.tracing import handling
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, describe, is_interrupt, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
 

@@ -16,7 +16,7 @@ from django_outbox.enqueueing.validation import check_message
 from django_outbox.messages import DJANGO_TASK, INVALID_TYPE, MAX_ERROR_LENGTH, is_reserved
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
 from django_outbox.stores import Store
-from django_outbox.text import one_line
+from django_outbox.utils.text import one_line
 
 MAX_HEADERS_LENGTH = 10_000
 """Maximum characters of the headers in the payload of a failed message."""

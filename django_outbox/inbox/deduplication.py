@@ -18,7 +18,7 @@ from django_outbox.db.transactions import hint_elsewhere, in_transaction
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
 from django_outbox.retention.purge import MAX_AGE, delete_in_batches
-from django_outbox.text import is_name
+from django_outbox.utils.text import is_name
 
 MAX_ID_LENGTH = 255
 """Maximum characters of a message ID that is not a UUID."""

@@ -17,14 +17,14 @@ from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState, name_reader
 from django_outbox.inbox.storing import InboxTally
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.service.announcements import Life, announcing
 from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.service.outages import Outage
 from django_outbox.service.running import restart_on_crash, run_in_threads
-from django_outbox.text import describe
-from django_outbox.threads import in_background, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
+from django_outbox.utils.threads import in_background, own_connection
 
 PERIOD = 60.0
 """Seconds that the counts in a report cover, or less if the inbox started later."""

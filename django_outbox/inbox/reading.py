@@ -8,14 +8,14 @@ from django.db.models import Q
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, StoringOptions, Unavailable
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.deployment import close_after_error
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import InboxState, name_consumer
 from django_outbox.inbox.storing import InboxTally, Received, Storing
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.rates import Throttle
+from django_outbox.stores.schema import close_after_error
+from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Throttle
 
 
 class Reader:

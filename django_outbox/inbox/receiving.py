@@ -15,7 +15,7 @@ from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox.content import BYTES
 from django_outbox.inbox.storing import Received, Storing
 from django_outbox.models import OutboxMessage
-from django_outbox.text import is_name
+from django_outbox.utils.text import is_name
 
 TEXTS = ("message_id", "type", "topic", "key", "encoding", "problem", "position")
 """The fields of a message that are strings."""

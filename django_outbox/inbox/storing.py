@@ -35,10 +35,10 @@ from django_outbox.inbox.content import (
     text_of,
 )
 from django_outbox.inbox.deduplication import once_many
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, get_store
-from django_outbox.text import counted, describe, one_line
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, describe, one_line
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""

@@ -17,9 +17,9 @@ from django.core.management.base import (
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router
 from django.db.models import Model
 
-from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.models import OutboxMessage
-from django_outbox.text import describe, escape
+from django_outbox.stores.schema import REQUIRED, describe_missing_schema
+from django_outbox.utils.text import describe, escape
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):

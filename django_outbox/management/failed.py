@@ -18,7 +18,7 @@ from django_outbox.management.arguments import moment, require_publisher, whole_
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.models.message import batches
-from django_outbox.text import counted
+from django_outbox.utils.text import counted
 
 FILTERS = ("publisher", "type", "error_class", "failed_after", "failed_before", "key")
 

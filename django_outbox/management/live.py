@@ -18,11 +18,11 @@ from django.utils.translation import override
 from django_outbox.management.base import is_terminal
 from django_outbox.monitoring.figures import NONE, PublisherStatus
 from django_outbox.monitoring.queues import read_queues
-from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
-from django_outbox.text import counted, duration, escape
-from django_outbox.threads import in_background, own_connection
+from django_outbox.utils.rates import Throttle
+from django_outbox.utils.text import counted, duration, escape
+from django_outbox.utils.threads import in_background, own_connection
 
 if TYPE_CHECKING:
     from rich.console import Group

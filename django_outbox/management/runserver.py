@@ -11,7 +11,7 @@ from django_outbox.conf import get_settings
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.service import find_missing_schema, shown_log
 from django_outbox.relay.relay import Relay
-from django_outbox.text import counted, one_line
+from django_outbox.utils.text import counted, one_line
 
 STOP_TIMEOUT = 5.0
 """Seconds that the current batches may take when the server reloads or ends."""

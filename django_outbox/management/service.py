@@ -13,7 +13,6 @@ from django.core.management.base import CommandError, CommandParser, OutputWrapp
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Model
 
-from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.exceptions import OutboxError
 from django_outbox.management import reloading
 from django_outbox.management.arguments import seconds, whole_number
@@ -21,7 +20,8 @@ from django_outbox.management.base import OutboxCommand, is_terminal
 from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
-from django_outbox.text import counted, escape
+from django_outbox.stores.schema import REQUIRED, describe_missing_schema
+from django_outbox.utils.text import counted, escape
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"

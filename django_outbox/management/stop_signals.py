@@ -11,9 +11,9 @@ from select import select
 from types import FrameType
 from typing import Any, Protocol
 
-from django_outbox.logs import logger
-from django_outbox.text import counted
-from django_outbox.threads import after_fork
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted
+from django_outbox.utils.threads import after_fork
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -16,7 +16,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.indexes import PortableIndex
 from django_outbox.messages import MAX_ERROR_LENGTH
 from django_outbox.models.positions import StreamPosition
-from django_outbox.text import shorten
+from django_outbox.utils.text import shorten
 
 __all__ = ["OutboxMessage", "OutboxMessageQuerySet", "Status"]
 

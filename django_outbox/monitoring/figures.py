@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_outbox.stores.stream import OpenTransaction
-from django_outbox.text import duration
+from django_outbox.utils.text import duration
 
 CODES = (
     "crashed",

@@ -8,10 +8,10 @@ from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils import timezone
 
 from django_outbox.db.transactions import is_usable
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.monitoring.figures import Finding, Level, Status
 from django_outbox.monitoring.status import status
+from django_outbox.utils.logs import logger
 
 DATABASE_UNAVAILABLE = "database_unavailable"
 """Code of a database that cannot be reached."""

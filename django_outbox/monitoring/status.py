@@ -12,7 +12,6 @@ from django.db import connections, router
 from django.db.models import Sum
 
 from django_outbox.conf import get_settings
-from django_outbox.deployment import publishers_in_use
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
 from django_outbox.monitoring.figures import (
     CONSUMER_STATES,
@@ -41,6 +40,7 @@ from django_outbox.monitoring.queues import (
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.publishers import publishers_in_use
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
 from django_outbox.stores.wal import LogQueries
 

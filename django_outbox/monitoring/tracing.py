@@ -14,8 +14,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, class_path
 from django_outbox.models import OutboxMessage
-from django_outbox.rates import Allowance
 from django_outbox.tracing import PublishedBatch, Tracer, trace_headers
+from django_outbox.utils.rates import Allowance
 
 SPANS_PER_SECOND = 200
 """Maximum number of publish spans of a process in a second, and of process spans. A span takes about 0.1 ms, several

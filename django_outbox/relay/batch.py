@@ -11,7 +11,6 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.db.errors import may_pass
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Unreadable, Verdict
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.decisions import Decisions, Policy
@@ -20,7 +19,8 @@ from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Refusals, Tally
 from django_outbox.retry import RetryFunction, RetryPolicy
 from django_outbox.stores import Claim, Failed, Held, Settlement
-from django_outbox.text import MAX_IDS, counted, describe, some_ids
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import MAX_IDS, counted, describe, some_ids
 
 UNREADABLE = "outbox.unreadable"
 """The `error_class` of a row that is not a message."""

@@ -22,7 +22,7 @@ from django_outbox.messages import Message
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed, send
-from django_outbox.text import counted
+from django_outbox.utils.text import counted
 
 
 class State(enum.Enum):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.text import counted, describe, one_line, some_ids
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, describe, one_line, some_ids
 
 MAX_HEADER_ERROR_LENGTH = 1000
 """Maximum number of characters of the error in a header of the copy: RabbitMQ takes all headers in one frame of 128

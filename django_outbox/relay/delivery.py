@@ -11,7 +11,6 @@ from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.db.errors import shows_refusal
 from django_outbox.db.transactions import is_usable
-from django_outbox.deployment import REQUIRED, close_after_error
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import Message
 from django_outbox.models import RateLimit
@@ -23,6 +22,7 @@ from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, Source, StreamFirst, StreamReader, TableSource
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.stores import get_store
+from django_outbox.stores.schema import REQUIRED, close_after_error
 
 
 class Round(NamedTuple):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_outbox.db.transactions import is_usable
-from django_outbox.logs import logger
 from django_outbox.models import Pause
 from django_outbox.relay.watchdog import DatabaseCalls
-from django_outbox.text import describe
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
 
 
 class PauseReason(NamedTuple):

@@ -8,10 +8,10 @@ from django.db import connections, transaction
 from django.db.models import QuerySet
 
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.logs import logger
 from django_outbox.models import RateLimit
 from django_outbox.relay.sources import Source
 from django_outbox.stores import get_store
+from django_outbox.utils.logs import logger
 
 SLOT = 0.2
 """Length of a reservation in seconds, if at least one message fits: each costs a write."""

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.signals import Failure, batch_settled, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Settlement
-from django_outbox.text import MAX_IDS, counted, some_ids
 from django_outbox.tracing import PublishedBatch, trace_published
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import MAX_IDS, counted, some_ids
 
 
 class Recorder:

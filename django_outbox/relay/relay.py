@@ -13,7 +13,6 @@ from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import OutboxSettings, get_settings
 from django_outbox.db.transactions import is_private, refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.delivery import Delivery, make_source, unavailable
@@ -28,7 +27,8 @@ from django_outbox.relay.worker import DrainingWorker, keep_running
 from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.service.running import run_in_threads
-from django_outbox.threads import Threads
+from django_outbox.utils.logs import logger
+from django_outbox.utils.threads import Threads
 
 MAX_WORKERS = 32
 """Maximum number of workers of a publisher: each holds a database connection, and PostgreSQL allows 100 in all by

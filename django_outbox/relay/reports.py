@@ -11,8 +11,7 @@ from django.db.models import F
 
 from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.deployment import find_unknown_publishers
-from django_outbox.logs import logger
+from django_outbox.conf import get_settings
 from django_outbox.models import DeliveryCount
 from django_outbox.relay.clock import ClockGuard
 from django_outbox.relay.state import RelayState, Tally
@@ -20,8 +19,10 @@ from django_outbox.service import announcements, heartbeats
 from django_outbox.service.announcements import Life
 from django_outbox.service.heartbeats import Reporter
 from django_outbox.stores.clock import read_clock
-from django_outbox.text import counted
-from django_outbox.threads import own_connection
+from django_outbox.stores.publishers import find_unknown_publishers
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted
+from django_outbox.utils.threads import own_connection
 
 KEEP_COUNTS = datetime.timedelta(hours=25)
 """Age up to which the counts of a minute are kept: a day is shown, in periods of up to an hour."""
@@ -96,7 +97,7 @@ def relay_announcing(
 def _warn_of_unknown_publishers(using: str) -> None:
     # The workers report a database that cannot be used.
     with suppress(DatabaseError, InterfaceError), own_connection(using):
-        for alias in find_unknown_publishers(using):
+        for alias in find_unknown_publishers(using, get_settings().publishers):
             logger.warning(
                 "The database %(database)r has pending messages of the publisher %(publisher)r, which is not in "
                 "OUTBOX['PUBLISHERS']. No relay delivers them until it is.",

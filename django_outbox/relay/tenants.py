@@ -22,8 +22,6 @@ from django.db import DatabaseError, InterfaceError, OperationalError, Programmi
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.exceptions import OutboxError
-from django_outbox.logs import name_schema
-from django_outbox.rates import Throttle
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import RelayReporter
 from django_outbox.relay.state import Budget, Refusals, RelayState, Turns
@@ -34,8 +32,10 @@ from django_outbox.service.heartbeats import Reporter
 from django_outbox.service.running import note_crash, restart_on_crash
 from django_outbox.stores import get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.text import describe, shorten
-from django_outbox.threads import in_background, own_connection
+from django_outbox.utils.logs import name_schema
+from django_outbox.utils.rates import Throttle
+from django_outbox.utils.text import describe, shorten
+from django_outbox.utils.threads import in_background, own_connection
 
 MAX_PAUSE = 30.0
 """Maximum seconds between two looks, and between two rounds of reports, however long they take."""

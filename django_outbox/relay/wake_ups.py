@@ -8,11 +8,11 @@ from functools import partial
 from django.db import connections
 
 from django_outbox.conf import get_settings
-from django_outbox.logs import logger
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.stores import get_store
-from django_outbox.text import describe
-from django_outbox.threads import in_background, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
+from django_outbox.utils.threads import in_background, own_connection
 
 
 class WakeUps:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_outbox.logs import logger
 from django_outbox.stores.clock import boot_time
-from django_outbox.text import duration
-from django_outbox.threads import in_background
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import duration
+from django_outbox.utils.threads import in_background
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,6 @@ from django.db.models import QuerySet
 
 from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.models.links import find_linked, find_links, name_links
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
@@ -23,8 +22,9 @@ from django_outbox.stores.claiming import TimeCursor
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.removal import PROCESSED, Listed, Page, Removal, make_removal
 from django_outbox.stores.stream import Stream
-from django_outbox.text import counted, describe
-from django_outbox.threads import in_background, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, describe
+from django_outbox.utils.threads import in_background, own_connection
 
 __all__ = ["purge"]
 

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from django.db import connections
 
-from django_outbox.deployment import describe_database, find_version
-from django_outbox.logs import logger
 from django_outbox.service.state import ServiceState
-from django_outbox.text import duration
-from django_outbox.threads import Threads, in_background
+from django_outbox.stores.schema import describe_database
+from django_outbox.utils.logs import logger
+from django_outbox.utils.process import find_version
+from django_outbox.utils.text import duration
+from django_outbox.utils.threads import Threads, in_background
 
 PATIENCE = 0.5
 """Seconds to wait for a log that hangs, and at the end for a query of the thread."""

@@ -15,13 +15,13 @@ from django.db import connections
 from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.deployment import find_version, name_process
-from django_outbox.logs import logger
 from django_outbox.models import Heartbeat
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
-from django_outbox.text import describe
-from django_outbox.threads import Threads, in_background, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.process import find_version, name_process
+from django_outbox.utils.text import describe
+from django_outbox.utils.threads import Threads, in_background, own_connection
 
 KEEP_REPORTS = datetime.timedelta(days=1)
 """Age up to which the report of a process that is gone is kept."""

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from django_outbox.logs import logger
 from django_outbox.retry import Backoff
-from django_outbox.text import counted, duration
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, duration
 
 
 @dataclass(frozen=True, slots=True)

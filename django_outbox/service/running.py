@@ -7,11 +7,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_outbox.exceptions import OutboxError, RelayUnavailable
-from django_outbox.logs import logger
 from django_outbox.retry import Backoff
 from django_outbox.service.state import ServiceState
-from django_outbox.text import describe
-from django_outbox.threads import Threads, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
+from django_outbox.utils.threads import Threads, own_connection
 
 
 def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: ServiceState, patience: float) -> None:

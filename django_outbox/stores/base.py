@@ -18,7 +18,6 @@ from django_outbox.db.errors import may_pass
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import is_usable
-from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause, StreamPosition
 from django_outbox.stores.claiming import ClaimQueries
@@ -35,7 +34,8 @@ from django_outbox.stores.rows import (
     read_messages,
 )
 from django_outbox.stores.timeline import Piece
-from django_outbox.text import describe, some_ids
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe, some_ids
 
 CHANGED = "another program changed or deleted them in the meantime"
 """Why claimed messages cannot be settled although they are still this claim's."""

@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_outbox.rates import Throttle
 from django_outbox.stores.timeline import (
     CHEAP_ROW,
     CHEAP_SWEEP,
@@ -37,6 +36,7 @@ from django_outbox.stores.timeline import (
     Piece,
     Timeline,
 )
+from django_outbox.utils.rates import Throttle
 
 LAST_PARTITION = 2**31 - 1
 

@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from django_outbox.messages import Message
 from django_outbox.stores.rows import read_headers
 from django_outbox.stores.wal import ADMIT_ROLE, COLUMNS, DECODE_LOG, PUBLICATION, RAISE_LIMIT
-from django_outbox.text import one_line
+from django_outbox.utils.text import one_line
 
 EPOCH = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
 """The beginning of PostgreSQL's times."""

@@ -14,7 +14,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
 from django_outbox.stores.claiming import NONE, SIZE, ClaimQueries, Cursor, Row
-from django_outbox.text import describe, shorten
+from django_outbox.utils.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
 """Maximum number of characters of the reason why one column cannot be read."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from django.db import OperationalError, transaction
 
-from django_outbox.logs import logger
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
 from django_outbox.stores.claiming import NONE, SIZE, OwnedHeads, Queued, Row, Span, choose, is_none_of, lock_number
@@ -27,7 +26,8 @@ from django_outbox.stores.rows import (
     read_messages,
 )
 from django_outbox.stores.timeline import Fresh
-from django_outbox.text import counted
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"

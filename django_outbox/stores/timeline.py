@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_outbox.rates import Throttle
+from django_outbox.utils.rates import Throttle
 
 CHEAP_SWEEP = 0.005
 CHEAP_ROW = 0.00001

@@ -17,7 +17,7 @@ from django_outbox.stores.wal import (
     SET_UP,
     find_publication,
 )
-from django_outbox.text import counted
+from django_outbox.utils.text import counted
 
 MIN_VERSION = 15
 """The version of PostgreSQL that introduced lists of columns in publications."""

@@ -13,7 +13,7 @@ from kombu.compression import decompress
 from django_outbox.brokers.celery.encoding import NotATask, TaskMessage, unpack
 from django_outbox.brokers.celery.options import find_app
 from django_outbox.messages import Message
-from django_outbox.text import shorten
+from django_outbox.utils.text import shorten
 
 MAX_RETRIES = 100
 """Maximum number of retries, because a task may retry forever."""

@@ -9,8 +9,8 @@ from django_outbox.brokers import memory
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
 from django_outbox.relay import Relay
-from django_outbox.text import counted, describe
 from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
+from django_outbox.utils.text import counted, describe
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from django_outbox.handlers.registry import type_of
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.draining import Drained, drain_outbox, memory_publishers
-from django_outbox.text import one_line, shorten
+from django_outbox.utils.text import one_line, shorten
 
 MAX_LISTED = 20
 """Maximum number of messages that an assertion lists."""

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from django_outbox.conf.redaction import redacted
 from django_outbox.models import Status
-from django_outbox.redaction import redacted
 from tests.support.admin.tools import put, text, url
 from tests.support.messages import row
 

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 from tests.benchmarks.brokers.rabbitmq import ClassicQueues, QuorumQueues, RabbitMQ
 from tests.benchmarks.measuring import BenchmarkError, Run, timed
 from tests.benchmarks.messages import claimed, make_messages

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import django
 from django.db import connection
 
-from django_outbox.text import duration
+from django_outbox.utils.text import duration
 from tests.benchmarks.measuring import Run
 
 CaseT = TypeVar("CaseT", bound=Hashable)

@@ -18,9 +18,11 @@ from django_outbox.brokers.memory import MemoryPublisher
 from django_outbox.brokers.outcomes import check_publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.checks import TAG
-from django_outbox.deployment import describe_database, find_unknown_publishers
+from django_outbox.conf import get_settings
 from django_outbox.management.proof import check_deployment
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.publishers import find_unknown_publishers
+from django_outbox.stores.schema import describe_database
 from tests.conftest import ALIASES
 from tests.settings import NATS_URL
 from tests.support.messages import put
@@ -296,7 +298,7 @@ def test_w067_a_subscription_writes_the_table(monkeypatch: pytest.MonkeyPatch):
 def test_unknown_publishers_are_found_with_a_few_short_queries(using: str):
     put_for_unknown_publishers(using)
     with CaptureQueriesContext(connections[using]) as queries:
-        assert find_unknown_publishers(using) == ["gone", "keyed"]
+        assert find_unknown_publishers(using, get_settings().publishers) == ["gone", "keyed"]
     assert len(queries) <= 12
     assert all("LIMIT" in query["sql"] or "MIN(" in query["sql"] for query in queries)
 

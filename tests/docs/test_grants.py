@@ -21,9 +21,9 @@ from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import KeyLock
 from django_outbox.monitoring.status import read_status
-from django_outbox.pausing import pause
 from django_outbox.relay import Limits, Relay
 from django_outbox.retention.purge import purge
+from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import put

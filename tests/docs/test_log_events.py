@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_outbox.logs import logger
 from django_outbox.service.outages import Outages
+from django_outbox.utils.logs import logger
 from tests.support.project_files import ROOT
 
 ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| [A-Z, ]+ \| ([^|]*) \|", re.MULTILINE)

@@ -11,9 +11,9 @@ from django_outbox.brokers import memory
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, Status
-from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
 from django_outbox.signals import messages_recovered
+from django_outbox.stores.pausing import pause, resume
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS, drain, drain_all, effects, leave, states
 from tests.support.messages import put

@@ -18,9 +18,9 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.handlers import handler
 from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.models import KeyLock, Status
-from django_outbox.pausing import pause, resume
 from django_outbox.relay.handling.savepoints import LOST
 from django_outbox.signals import phase_finished
+from django_outbox.stores.pausing import pause, resume
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states

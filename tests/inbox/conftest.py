@@ -12,7 +12,7 @@ from django_outbox.inbox.state import InboxLimits
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import Backoff
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.waiting import eventually

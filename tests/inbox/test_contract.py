@@ -24,7 +24,7 @@ from django_outbox.inbox.content import id_of_incoming
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.rates import Throttle
+from django_outbox.utils.rates import Throttle
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import RUN_INBOX

@@ -21,7 +21,7 @@ from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT, KafkaConsumerCon
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import Status
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, read_all, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource

@@ -19,7 +19,7 @@ from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
-from django_outbox.rates import Throttle
+from django_outbox.utils.rates import Throttle
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
 from tests.inbox.processes import RUN_INBOX

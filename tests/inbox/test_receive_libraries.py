@@ -23,7 +23,7 @@ from django_outbox.brokers.aws import SQSPublisher
 from django_outbox.inbox import Received
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
-from django_outbox.threads import Threads, own_connection
+from django_outbox.utils.threads import Threads, own_connection
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY, payloads, stored
 from tests.inbox.sources.rabbitmq import RabbitMQSource

@@ -13,7 +13,6 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.deployment import name_process
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import InboxFigures
 from django_outbox.inbox.state import InboxLimits
@@ -24,6 +23,7 @@ from django_outbox.monitoring import Level
 from django_outbox.monitoring.figures import ConsumerStatus
 from django_outbox.monitoring.status import read_status
 from django_outbox.retry import Backoff
+from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, read_all, running
 from tests.support.ports import free_port

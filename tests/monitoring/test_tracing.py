@@ -22,9 +22,9 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.monitoring.tracing import OpenTelemetryTracer
-from django_outbox.rates import Allowance
 from django_outbox.relay import Relay
-from django_outbox.threads import Threads
+from django_outbox.utils.rates import Allowance
+from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
 from tests.support.claimed import make_message
 from tests.support.effects import HANDLERS

@@ -132,7 +132,7 @@ def test_a_table_that_is_locked_does_not_hold_up_the_others(manage: Project):
 
 
 def test_a_pause_holds_the_messages_of_its_schema_only(manage: Project):
-    pause = "from django_outbox.pausing import pause; from django_tenants.utils import schema_context\n"
+    pause = "from django_outbox.stores.pausing import pause; from django_tenants.utils import schema_context\n"
     manage.do(f"{pause}with schema_context('t1'): pause('default', by='ada')")
     enqueue(manage, "t1", "t2")
     with manage.relay("--all-schemas") as relay:

@@ -17,7 +17,7 @@ from django_outbox.relay.breakers import Breakers
 from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher

@@ -15,10 +15,10 @@ from django_outbox.exceptions import TransactionForbidden
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, retry_later
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.models.message import LATEST
-from django_outbox.pausing import Resumed, pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.worker import RunningWorker
+from django_outbox.stores.pausing import Resumed, pause, resume
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill, statements_of_new_connections
 from tests.support.messages import Clock, put

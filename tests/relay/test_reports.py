@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_outbox.deployment import name_process
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
 from django_outbox.monitoring import Level
@@ -22,6 +21,7 @@ from django_outbox.relay import Limits, Relay
 from django_outbox.relay.delivery import Delivery, Round
 from django_outbox.retry import Backoff
 from django_outbox.stores.clock import read_clock
+from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
@@ -106,8 +106,8 @@ def test_drains_of_one_process_add_up_in_one_row_of_a_minute(using: str):
 
 
 def test_processes_with_one_host_name_and_process_id_have_different_names():
-    script = "import os, django; django.setup(); os.getpid = lambda: 1; from django_outbox import deployment; "
-    command = [sys.executable, "-c", f"{script}print(deployment.name_process())"]
+    script = "import os, django; django.setup(); os.getpid = lambda: 1; from django_outbox.utils import process; "
+    command = [sys.executable, "-c", f"{script}print(process.name_process())"]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     runs = [subprocess.run(command, capture_output=True, text=True, env=environment, check=True) for _ in range(2)]
     first, second = [each.stdout.strip() for each in runs]

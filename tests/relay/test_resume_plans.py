@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
-from django_outbox.pausing import pause, resume
+from django_outbox.stores.pausing import pause, resume
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import TIDY, fill, mysql_plan, postgresql_plan, removed, run
 from tests.support.waiting import eventually

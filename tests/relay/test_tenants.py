@@ -21,7 +21,7 @@ settings.configure(
 django.setup()
 
 from django.db import connection, connections
-from django_outbox.threads import Threads, own_connection
+from django_outbox.utils.threads import Threads, own_connection
 
 found = []
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.messages import ACCEPTED, Message, unanswered
-from django_outbox.rates import SPARING
 from django_outbox.relay import Relay
 from django_outbox.stores import Settlement, claiming, get_store
 from django_outbox.stores.claiming import Cursor, TimeCursor
 from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL
+from django_outbox.utils.rates import SPARING
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import Clock, claim

@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import enqueue
 from django_outbox.admin import overview_page
 from django_outbox.conf import get_settings
-from django_outbox.deployment import name_process
 from django_outbox.models import Heartbeat, StreamPosition
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
@@ -26,6 +25,7 @@ from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import stream
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
+from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
 from tests.support import databases

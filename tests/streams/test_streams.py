@@ -19,13 +19,13 @@ from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
-from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import Phases
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import StreamFirst, stream, stream_first
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
+from django_outbox.stores.pausing import pause, resume
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
 from tests.support.databases import open_transaction, statements

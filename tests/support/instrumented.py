@@ -21,7 +21,7 @@ from django_outbox import enqueue
 from django_outbox.handlers import handler
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.relay import Relay
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 from tests.support.waiting import eventually
 
 USING = "postgresql"

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_outbox import tracing
-from django_outbox.rates import Allowance
+from django_outbox.utils.rates import Allowance
 from tests.support.tracing import Switchable, recording
 
 

@@ -468,11 +468,11 @@ def test_w026_a_publisher_takes_less_than_a_payload_may_have():
     assert found({**limited, "MAX_PAYLOAD_BYTES": 4096}) == {}
 
 
-@pytest.mark.parametrize("path", ["nowhere.redact", "django_outbox.text.MAX_IDS"])
+@pytest.mark.parametrize("path", ["nowhere.redact", "django_outbox.utils.text.MAX_IDS"])
 def test_e070_the_function_that_redacts_cannot_be_used(path: str):
     outbox = publishers(BACKEND="django_outbox.brokers.memory.MemoryPublisher")
     assert repr(path) in only(found({**outbox, "REDACT": path}), "E070").msg
-    assert found({**outbox, "REDACT": "django_outbox.text.shorten"}) == {}
+    assert found({**outbox, "REDACT": "django_outbox.utils.text.shorten"}) == {}
     assert found({**outbox, "REDACT": "redact"}).keys() == {"django_outbox.E003"}
 
 

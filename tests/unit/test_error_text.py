@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage, enqueue_many
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.relay import Relay
-from django_outbox.text import MAX_LENGTH, describe, one_line, stand_in
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import MAX_LENGTH, describe, one_line, stand_in
 from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually

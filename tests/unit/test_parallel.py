@@ -6,7 +6,7 @@ import time
 import pytest
 
 from django_outbox.brokers.parallel import ParallelRequests, Slots
-from django_outbox.threads import Threads
+from django_outbox.utils.threads import Threads
 
 
 def test_a_call_that_waits_for_a_slot_gets_the_next_one():

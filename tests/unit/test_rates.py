@@ -1,6 +1,6 @@
 """Limits on how often something is done."""
 
-from django_outbox.rates import Allowance, Throttle
+from django_outbox.utils.rates import Allowance, Throttle
 from tests.support.messages import Clock
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_outbox.text import MAX_IDS, counted, duration, some_ids
+from django_outbox.utils.text import MAX_IDS, counted, duration, some_ids
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from django_outbox.text import one_line
+from django_outbox.utils.text import one_line
 
 
 class Kind(enum.Enum):

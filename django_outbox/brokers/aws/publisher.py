@@ -20,10 +20,10 @@ from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, AWSOptions
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.parallel import ParallelRequests, Slots
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
-from django_outbox.rates import Allowance
-from django_outbox.threads import Threads, after_fork
+from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Allowance
+from django_outbox.utils.threads import Threads, after_fork
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from django_outbox.brokers.celery.options import connect, describe_broker, find_
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later, unanswered
-from django_outbox.text import describe
-from django_outbox.threads import after_fork
+from django_outbox.utils.text import describe
+from django_outbox.utils.threads import after_fork
 
 CHUNK_SIZE = 500
 """Maximum number of messages that one pipeline sends to Redis."""

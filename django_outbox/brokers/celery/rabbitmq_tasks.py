@@ -16,9 +16,9 @@ from django_outbox.brokers.celery.encoding import PROPERTIES, TaskMessage
 from django_outbox.brokers.celery.options import amqp_urls, connect, read_ssl
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.encoding import Encoded, encode_properties, encode_publish
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict, rejected
-from django_outbox.text import describe
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
 
 UNROUTABLE = "rabbitmq.unroutable"
 

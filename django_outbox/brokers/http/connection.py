@@ -21,8 +21,8 @@ from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.parallel import Slots
 from django_outbox.brokers.suspensions import Suspensions
-from django_outbox.logs import logger
 from django_outbox.messages import Outcome, rejected
+from django_outbox.utils.logs import logger
 
 MAX_RESPONSE_BYTES = 65_536
 """Maximum number of bytes to read of a response's body; a connection with more to read is closed."""

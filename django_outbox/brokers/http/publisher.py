@@ -15,7 +15,7 @@ from django_outbox.brokers.parallel import ParallelRequests
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.messages import Message, Outcome
-from django_outbox.threads import after_fork
+from django_outbox.utils.threads import after_fork
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

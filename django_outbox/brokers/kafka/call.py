@@ -15,7 +15,7 @@ from django_outbox.brokers.kafka.publishing import KafkaPublisherConnection, Pro
 from django_outbox.brokers.options import STALL_SHARE
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
-from django_outbox.text import describe
+from django_outbox.utils.text import describe
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from django_outbox.brokers.consumer import Unavailable
 from django_outbox.brokers.kafka.errors import explain, meaning_of
 from django_outbox.brokers.kafka.options import servers, without_secrets
-from django_outbox.text import one_line
+from django_outbox.utils.text import one_line
 
 REQUEST_TIME = 0.5
 """Seconds of one request, between which the connection's errors are read."""

@@ -19,7 +19,7 @@ from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
-from django_outbox.text import describe
+from django_outbox.utils.text import describe
 
 PREFIX = "ce_"
 """Prefix of the headers that carry the attributes of a CloudEvent, by its binding for Kafka:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from confluent_kafka import KafkaError, TopicPartition
 
 from django_outbox.brokers.kafka.errors import explain_commit
-from django_outbox.logs import logger
+from django_outbox.utils.logs import logger
 
 Place = tuple[str, int]
 """A topic and the number of a partition."""

@@ -11,8 +11,8 @@ from confluent_kafka.cimpl import Consumer, Producer
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.options import require_printable
-from django_outbox.logs import logger
-from django_outbox.text import one_line
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import one_line
 
 EXAMPLE = '{"bootstrap.servers": "kafka-1:9092,kafka-2:9092"}'
 

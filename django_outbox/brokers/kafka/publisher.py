@@ -13,7 +13,7 @@ from django_outbox.brokers.kafka.publishing import ProducerPool
 from django_outbox.brokers.options import Template, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
-from django_outbox.threads import after_fork
+from django_outbox.utils.threads import after_fork
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from django_outbox.brokers.nats.api import Api, NotUsable
 from django_outbox.brokers.nats.client import JetStreamClient
 from django_outbox.brokers.nats.errors import explain
 from django_outbox.brokers.nats.options import NatsOptions
-from django_outbox.logs import logger
+from django_outbox.utils.logs import logger
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from django_outbox.brokers.nats.options import (
     require_subject,
 )
 from django_outbox.brokers.options import require_seconds
-from django_outbox.logs import logger
+from django_outbox.utils.logs import logger
 
 REQUEST_TIME = 0.5
 """Seconds for which the server answers one request for messages. It cannot be withdrawn, and messages are given back

@@ -17,7 +17,7 @@ from django_outbox.brokers.nats.options import NANOSECONDS, explain_invalid_subj
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, FIELDS, own_headers, text_headers
 from django_outbox.messages import Message
-from django_outbox.text import describe
+from django_outbox.utils.text import describe
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 """By this header a stream recognizes a message that it has stored before, within its duplicate window:

@@ -15,7 +15,7 @@ from django_outbox.brokers.nats.publishing import NatsCall, NatsPublisherConnect
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
-from django_outbox.threads import after_fork
+from django_outbox.utils.threads import after_fork
 
 EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)
 """A message with which the option `subject` must be a valid subject."""

@@ -21,8 +21,8 @@ from django_outbox.brokers.nats.errors import (
 )
 from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.brokers.suspensions import FORGET_AFTER, Suspensions
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
+from django_outbox.utils.logs import logger
 
 WRITE_SIZE = 64 * 1024
 """Bytes that are written at once."""

@@ -17,7 +17,7 @@ from django_outbox.brokers.connection_thread import ConnectionThread
 from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import RabbitMQOptions
 from django_outbox.brokers.rabbitmq.wire import Loop, Wire, WireServices
-from django_outbox.logs import logger
+from django_outbox.utils.logs import logger
 
 AVOIDED_FOR = 300.0
 """Minimum seconds for which a node that failed is tried last; at most twice that, so that relays return one by one."""

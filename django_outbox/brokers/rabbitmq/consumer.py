@@ -15,9 +15,9 @@ from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import MAX_SHORT, RabbitMQOptions, require_short_string
 from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
-from django_outbox.logs import logger
-from django_outbox.rates import Allowance
-from django_outbox.text import one_line
+from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Allowance
+from django_outbox.utils.text import one_line
 
 FIRST_SIZE = 1
 """Number of messages that are delivered ahead before any was stored."""

@@ -21,7 +21,7 @@ from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.rabbitmq.wire import HEADER_FRAME_OVERHEAD, Delivered
 from django_outbox.messages import MAX_HEADERS_DEPTH, Message
-from django_outbox.text import describe
+from django_outbox.utils.text import describe
 
 MAX_SHORT_STRING = 255
 """Maximum number of UTF-8 bytes of an AMQP short string: names, routing keys and most properties."""

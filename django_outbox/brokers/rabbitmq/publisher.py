@@ -15,9 +15,9 @@ from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.encoding import Encoded, RabbitMQEncoder, as_event
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch, RabbitMQPublisherConnection, TrialConnection
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
-from django_outbox.threads import after_fork
+from django_outbox.utils.logs import logger
+from django_outbox.utils.threads import after_fork
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -32,7 +32,7 @@ from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
 from django_outbox.brokers.redis.losses import Losses, number_of
 from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
-from django_outbox.logs import logger
+from django_outbox.utils.logs import logger
 
 MAX_CLAIM_INTERVAL = 30.0
 """Maximum seconds between two searches for entries to take over."""

@@ -10,7 +10,7 @@ import redis
 
 from django_outbox.brokers.network_errors import explain_network
 from django_outbox.messages import Outcome, rejected, retry_later, unanswered
-from django_outbox.text import describe, one_line
+from django_outbox.utils.text import describe, one_line
 
 
 class Lost(Exception):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_outbox.brokers.redis.encoding import StreamEntry
-from django_outbox.logs import logger
-from django_outbox.rates import Allowance
+from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Allowance
 
 LOG_INTERVAL = 60.0
 """Seconds in which lost entries are logged once."""

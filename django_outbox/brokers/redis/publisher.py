@@ -17,7 +17,7 @@ from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.options import Address, PublishingOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.messages import Message, Outcome
-from django_outbox.threads import after_fork
+from django_outbox.utils.threads import after_fork
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

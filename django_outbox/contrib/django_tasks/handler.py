@@ -13,13 +13,13 @@ from django.utils import timezone
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.options import read_retry
 from django_outbox.contrib.django_tasks.records import announce, begin, call, fail, make_record, succeed, update
-from django_outbox.deployment import name_process
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.publisher import current_database
 from django_outbox.handlers.registry import Handler, registry
 from django_outbox.messages import DJANGO_TASK, Message, Outcome, rejected
 from django_outbox.retry import RetryEntry
-from django_outbox.text import describe
+from django_outbox.utils.process import name_process
+from django_outbox.utils.text import describe
 
 NAME = "django_outbox.django_tasks"
 

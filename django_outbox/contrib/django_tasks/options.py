@@ -19,7 +19,7 @@ from django_outbox.conf import SettingsProblem, get_settings
 from django_outbox.conf.readers import Mistake, read_patterns, read_value
 from django_outbox.conf.retry import read_entry
 from django_outbox.retry import RetryEntry
-from django_outbox.text import did_you_mean
+from django_outbox.utils.text import did_you_mean
 
 # At runtime, Django's classes take no type arguments.
 AnyTask: TypeAlias = "Task[..., Any]"

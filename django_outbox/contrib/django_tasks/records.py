@@ -24,7 +24,7 @@ from django_outbox.enqueueing.validation import check_json
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.purge import MAX_AGE, delete_in_batches
 from django_outbox.stores import Store, get_store
-from django_outbox.text import stand_in
+from django_outbox.utils.text import stand_in
 
 MAX_ERRORS = 20
 """Maximum number of errors in a result: the newest ones."""

@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 from django_outbox.management.arguments import add_pause_arguments, describe, require_publisher
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import Pause
-from django_outbox.pausing import pause
+from django_outbox.stores.pausing import pause
 
 
 class Command(OutboxCommand):

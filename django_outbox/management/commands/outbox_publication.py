@@ -7,14 +7,14 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from django_outbox.conf import get_settings
-from django_outbox.deployment import describe_missing_schema
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores import find_store
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.schema import describe_missing_schema
 from django_outbox.stores.wal import PUBLICATION
 from django_outbox.stores.wal_setup import LogSetup, Obstacle
-from django_outbox.text import counted, describe, one_line
+from django_outbox.utils.text import counted, describe, one_line
 
 
 class Command(OutboxCommand):

@@ -13,7 +13,7 @@ from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.models.links import is_linked, name_links
 from django_outbox.retention.purge import MAX_AGE, purge
-from django_outbox.text import counted, duration
+from django_outbox.utils.text import counted, duration
 
 
 class Command(OutboxCommand):

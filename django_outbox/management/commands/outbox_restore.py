@@ -12,7 +12,7 @@ from django_outbox.models import Status
 from django_outbox.retention.archive.lines import reason_not_restorable
 from django_outbox.retention.archive.restoring import read_messages, restore
 from django_outbox.retention.archive.storage import ArchiveStorage, InvalidArchive
-from django_outbox.text import counted
+from django_outbox.utils.text import counted
 
 MAX_IDS = 1000
 """Maximum number of message ids: their messages are written in one transaction."""

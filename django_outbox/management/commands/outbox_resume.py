@@ -6,8 +6,8 @@ from django.core.management.base import CommandParser
 
 from django_outbox.management.arguments import add_pause_arguments, describe
 from django_outbox.management.base import OutboxCommand
-from django_outbox.pausing import resume
-from django_outbox.text import counted
+from django_outbox.stores.pausing import resume
+from django_outbox.utils.text import counted
 
 
 class Command(OutboxCommand):

@@ -20,7 +20,7 @@ from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align, explain
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, StreamStatus, judge
-from django_outbox.text import counted, describe, duration, one_line
+from django_outbox.utils.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60
 """Maximum number of characters of an error."""

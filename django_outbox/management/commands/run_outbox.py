@@ -8,13 +8,13 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from django_outbox.deployment import REQUIRED
 from django_outbox.management.arguments import port_number, seconds, whole_number
 from django_outbox.management.live import RelayFigures
 from django_outbox.management.proof import check_deployment
 from django_outbox.management.service import ServiceCommand, print_line
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
+from django_outbox.stores.schema import REQUIRED
 
 
 def worker_count(text: str) -> int:

@@ -13,7 +13,6 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.transactions import is_private, is_usable
-from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
 from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
@@ -21,8 +20,9 @@ from django_outbox.relay.handling.savepoints import Savepoints, TransactionLost,
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Tally
 from django_outbox.stores import Lease
-from django_outbox.text import describe, raise_interrupt
-from django_outbox.threads import like_caller, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe, raise_interrupt
+from django_outbox.utils.threads import like_caller, own_connection
 
 MAX_PASSED_OVER = 10
 """Maximum number of messages that one call passes over because they cannot be leased."""

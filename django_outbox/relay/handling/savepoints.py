@@ -14,7 +14,6 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.transactions import Savepoint, TransactionBroken
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.publisher import NotRun, finish
-from django_outbox.logs import logger
 from django_outbox.messages import (
     ACCEPTED,
     MAX_ERROR_LENGTH,
@@ -28,7 +27,8 @@ from django_outbox.messages import (
 from django_outbox.relay.batch import Phases
 from django_outbox.relay.decisions import Decisions, decide
 from django_outbox.stores import Claim, Store, get_store
-from django_outbox.text import describe, is_interrupt, raise_interrupt
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe, is_interrupt, raise_interrupt
 
 FIRST_DELAY = 1.0
 """Seconds until a message is retried after a lost transaction that was not counted."""

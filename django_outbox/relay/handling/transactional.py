@@ -10,7 +10,6 @@ from django.db import Error
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import is_usable
-from django_outbox.logs import logger
 from django_outbox.messages import Message, Verdict
 from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
@@ -18,7 +17,8 @@ from django_outbox.relay.handling.savepoints import Conflict, Savepoints, Transa
 from django_outbox.relay.state import MAX_TURN, Tally, Turns
 from django_outbox.retry import Backoff
 from django_outbox.stores import Claim
-from django_outbox.text import describe
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
 
 MAX_CONFLICTS = 5
 """Number of conflicts in a row after which a message that conflicts again uses up an attempt."""

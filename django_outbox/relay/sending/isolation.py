@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from django_outbox.brokers.outcomes import CallResult, call_publisher, read_outcome
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.logs import logger
 from django_outbox.messages import (
     ACCEPTED,
     BLOCKED,
@@ -17,7 +16,8 @@ from django_outbox.messages import (
     class_path,
     unanswered,
 )
-from django_outbox.text import counted, describe, one_line
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, describe, one_line
 
 PARTS_BEFORE_SINGLES = 15
 """Number of parts that may raise, from the first on, before single messages are tried: a batch, its halves, quarters

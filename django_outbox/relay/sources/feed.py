@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django_outbox.db.snapshots import Snapshot
-from django_outbox.text import describe
+from django_outbox.utils.text import describe
 
 if TYPE_CHECKING:
     from django_outbox.stores.replication import LogReader, Transaction

@@ -24,13 +24,13 @@ from itertools import takewhile
 from typing import NamedTuple, cast
 
 from django_outbox.db.snapshots import Snapshot
-from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import StoredPosition, Stream
 from django_outbox.stores.wal import PUBLICATION, SET_UP, Inspection, LogQueries, find_publication
+from django_outbox.utils.logs import logger
 
 MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""

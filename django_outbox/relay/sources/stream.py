@@ -15,9 +15,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from django_outbox.db.snapshots import NOTHING, Snapshot
-from django_outbox.deployment import name_process
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.relay.sources.log import Brought, LogFollower
 from django_outbox.relay.sources.table import TableSource
@@ -25,6 +23,8 @@ from django_outbox.stores import Claim, Settlement
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import Backend, read_messages
 from django_outbox.stores.stream import Listing, StoredPosition, Stream
+from django_outbox.utils.logs import logger
+from django_outbox.utils.process import name_process
 
 LISTED = 10_000
 """Maximum number of ids that one listing reads."""

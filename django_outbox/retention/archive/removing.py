@@ -12,12 +12,12 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.logs import logger
 from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Manifest, Spool
 from django_outbox.stores import get_store
 from django_outbox.stores.removal import Listed, Page, Removal, make_removal
-from django_outbox.text import counted, duration
-from django_outbox.threads import Threads, own_connection
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import counted, duration
+from django_outbox.utils.threads import Threads, own_connection
 
 PAGE_SIZE = 1000
 """Number of rows that one statement lists or deletes."""

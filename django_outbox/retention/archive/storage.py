@@ -18,10 +18,10 @@ from django.core.files.storage import Storage, storages
 
 from django_outbox.db.fields import uuid7
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.logs import logger
 from django_outbox.retention.archive.lines import encode
 from django_outbox.stores.removal import FullRow
-from django_outbox.text import describe
+from django_outbox.utils.logs import logger
+from django_outbox.utils.text import describe
 
 VERSION = 1
 """Version of the format. A reader refuses a newer one."""

@@ -9,7 +9,7 @@ from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.management.arguments import days
 from django_outbox.management.base import OutboxCommand
-from django_outbox.text import counted
+from django_outbox.utils.text import counted
 
 
 class Command(OutboxCommand):

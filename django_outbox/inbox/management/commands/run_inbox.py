@@ -10,7 +10,6 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.consumer import Consumer, Unavailable
-from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import LIMITS
@@ -18,6 +17,7 @@ from django_outbox.management.arguments import seconds
 from django_outbox.management.live import LiveFigures, Rate
 from django_outbox.management.proof import CheckResult, check_deployment
 from django_outbox.management.service import ServiceCommand
+from django_outbox.stores.schema import REQUIRED, describe_missing_schema
 
 
 class InboxFigures:

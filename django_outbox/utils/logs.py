@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from django_outbox.text import one_line, raise_interrupt, stand_in
+from django_outbox.utils.text import one_line, raise_interrupt, stand_in
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]

@@ -9,8 +9,8 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from django_outbox.conf import get_settings
-from django_outbox.logs import logger
 from django_outbox.messages import INVALID_TYPE
+from django_outbox.utils.logs import logger
 
 
 class Shown(NamedTuple):

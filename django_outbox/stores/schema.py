@@ -1,60 +1,25 @@
-"""Facts about a deployment: this process, its database, tables and migrations, and the publishers of its messages."""
+"""What a database has: its name, its tables and columns, and the migrations that were applied."""
 
-import os
-import secrets
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from django.apps import apps
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
-from django.db.models import Min, Model, Q
+from django.db.models import Model
 
-from django_outbox.conf import get_settings
 from django_outbox.db.errors import shows_missing_right
 from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
-from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet, StreamPosition
+from django_outbox.models import KeyLock, OutboxMessage, StreamPosition
 from django_outbox.stores import get_store
-from django_outbox.text import describe
-
-MAX_HOST_LENGTH = 220
-"""Maximum characters of the host name in the name of a process."""
+from django_outbox.utils.text import describe
 
 REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock, StreamPosition)
 """The tables without which nothing can be delivered. A relay goes on without the tables of the monitoring."""
-
-MAX_PUBLISHERS = 100
-"""Maximum number of publishers that are looked for: each costs a short query."""
-
-
-def find_version() -> str:
-    """Return the version of the installed package; "unknown" if the project runs it from its source."""
-    try:
-        return metadata.version("django-transactional-outbox")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def name_process() -> str:
-    """Return a name of this process that no other one has: `host:pid` and a random part.
-
-    Containers that share the network of their host have one host name, and each of them may be process 1.
-    """
-    # Its own part after a fork.
-    pid = os.getpid()
-    return f"{socket.gethostname()[:MAX_HOST_LENGTH]}:{pid}:{_random_part(pid)}"
-
-
-@cache
-def _random_part(pid: int) -> str:
-    return secrets.token_hex(3)
 
 
 def describe_database(connection: BaseDatabaseWrapper) -> str:
@@ -128,36 +93,3 @@ def find_unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels]
     plan = executor.migration_plan(wanted)
     return [f"{migration.app_label}.{migration.name}" for migration, _ in plan if migration.app_label in labels]
-
-
-def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:
-    """Return the publishers of the pending messages, including those that were removed from the settings.
-
-    It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
-    finds publishers with processed or failed messages only.
-    """
-    rows = messages.order_by()
-    if connections[messages.db].features.supports_partial_indexes:
-        rows = rows.pending()
-    found: list[str] = []
-    publisher = rows.aggregate(next=Min("publisher"))["next"]
-    while publisher is not None and len(found) < MAX_PUBLISHERS:
-        found.append(publisher)
-        publisher = rows.filter(publisher__gt=publisher).aggregate(next=Min("publisher"))["next"]
-    return found
-
-
-def find_unknown_publishers(using: str) -> list[str]:
-    """Return the aliases that pending messages name and `OUTBOX["PUBLISHERS"]` does not have.
-
-    Each query reads a few entries of an index, however many messages there are.
-    """
-    messages = OutboxMessageQuerySet(OutboxMessage, using=using)
-    # Messages without a key, and with one: each has its index.
-    parts = (Q(partition=0), Q(blocks_key=True, processed_at__isnull=True))
-    return [
-        alias
-        for alias in publishers_in_use(messages)
-        if alias not in get_settings().publishers
-        and any(messages.pending().filter(part, publisher=alias).exists() for part in parts)
-    ]
