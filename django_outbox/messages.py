@@ -10,7 +10,7 @@ __all__ = [
     "ACCEPTED",
     "Message",
     "Outcome",
-    "Verdict",
+    "OutcomeKind",
     "rejected",
     "retry_later",
     "set_aside",
@@ -82,7 +82,7 @@ class Unreadable(NamedTuple):
         return self.message.key
 
 
-class Verdict(enum.Enum):
+class OutcomeKind(enum.Enum):
     """The kind of an outcome. Publishers report all but the last."""
 
     ACCEPTED = "accepted"
@@ -104,10 +104,10 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A publisher's report on one message: a verdict, and the reason unless the message was accepted.
+    """A publisher's report on one message: its kind, and the reason unless the message was accepted.
 
     Args:
-        verdict: the kind of outcome.
+        kind: whether the message was accepted, and if not, what follows.
         error: the reason, as text.
         error_class: a short name for this kind of error, by which operators find and count messages. Defaults to the
             import path of the class of `cause`.
@@ -119,7 +119,7 @@ class Outcome:
             policy is not consulted.
     """
 
-    verdict: Verdict
+    kind: OutcomeKind
     error: str = ""
     error_class: str = ""
     cause: BaseException | None = None
@@ -131,21 +131,21 @@ class Outcome:
             object.__setattr__(self, "error_class", class_path(self.cause))
 
     @property
-    def kind(self) -> str:
-        """The error class, or the verdict if it is blank: filters must find messages without an error class, too."""
-        return self.error_class or self.verdict.value
+    def error_kind(self) -> str:
+        """The error class, or the kind if it is blank: filters must find messages without an error class, too."""
+        return self.error_class or self.kind.value
 
 
-ACCEPTED = Outcome(Verdict.ACCEPTED)
+ACCEPTED = Outcome(OutcomeKind.ACCEPTED)
 """The outcome of a message that the broker confirmed."""
 
-BLOCKED = Outcome(Verdict.BLOCKED)
+BLOCKED = Outcome(OutcomeKind.BLOCKED)
 """The outcome of a message that was not published, and goes back as it was."""
 
 
 def rejected(error: str, *, error_class: str = "", cause: BaseException | None = None) -> Outcome:
     """Return the outcome of a message that is refused for good: it fails at once."""
-    return Outcome(Verdict.REJECTED, error, error_class, cause)
+    return Outcome(OutcomeKind.REJECTED, error, error_class, cause)
 
 
 def retry_later(
@@ -156,7 +156,7 @@ def retry_later(
     Args:
         retry_after: seconds until the next attempt, at most a day; replaces the retry policy's delay.
     """
-    return Outcome(Verdict.DEFERRED, error, error_class, cause, retry_after)
+    return Outcome(OutcomeKind.DEFERRED, error, error_class, cause, retry_after)
 
 
 def set_aside(error: str, seconds: float, *, error_class: str = "") -> Outcome:
@@ -171,12 +171,12 @@ def set_aside(error: str, seconds: float, *, error_class: str = "") -> Outcome:
     given: object = seconds
     if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
         raise ValueError(f"set_aside: seconds is {seconds!r}; it must be a number of at least 0.")
-    return Outcome(Verdict.DEFERRED, error, error_class, retry_after=seconds, counted=False)
+    return Outcome(OutcomeKind.DEFERRED, error, error_class, retry_after=seconds, counted=False)
 
 
 def unanswered(error: str, *, cause: BaseException | None = None) -> Outcome:
     """Return the outcome of a message for which the broker gave no response: an outage, no attempt is used up."""
-    return Outcome(Verdict.UNANSWERED, error, cause=cause)
+    return Outcome(OutcomeKind.UNANSWERED, error, cause=cause)
 
 
 def class_path(error: BaseException) -> str:

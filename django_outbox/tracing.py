@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Allowance
 from django_outbox.utils.text import describe, raise_interrupt
@@ -52,7 +52,7 @@ class PublishedBatch:
         found = [
             (message, outcome)
             for message, outcome in zip(self.messages, self.outcomes, strict=True)
-            if message.headers and outcome.verdict is not Verdict.BLOCKED and is_sampled(message.headers)
+            if message.headers and outcome.kind is not OutcomeKind.BLOCKED and is_sampled(message.headers)
         ]
         return sorted(found, key=lambda each: each[1] is ACCEPTED)
 

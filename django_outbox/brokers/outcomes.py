@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from django_outbox.brokers.memory import MemoryPublisher, open_blocks
 from django_outbox.brokers.publisher import BatchRefused, Publisher
-from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, OutcomeKind
 from django_outbox.retry import is_number
 from django_outbox.utils.text import describe, one_line, raise_interrupt
 
@@ -80,16 +80,16 @@ def read_outcome(given: object) -> Outcome:
         raise TypeError(f"the publisher returned an object of type {type(given).__name__} instead of an Outcome")
     # Python does not check the types of a dataclass's fields.
     outcome: Any = given
-    verdict = outcome.verdict
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"the publisher returned an Outcome with a verdict of type {type(verdict).__name__}")
-    if verdict is Verdict.BLOCKED:
-        raise TypeError("the publisher returned an Outcome with Verdict.BLOCKED, which is reserved for the relay")
-    if verdict is Verdict.ACCEPTED:
+    kind = outcome.kind
+    if not isinstance(kind, OutcomeKind):
+        raise TypeError(f"the publisher returned an Outcome with a kind of type {type(kind).__name__}")
+    if kind is OutcomeKind.BLOCKED:
+        raise TypeError("the publisher returned an Outcome with OutcomeKind.BLOCKED, which is reserved for the relay")
+    if kind is OutcomeKind.ACCEPTED:
         return ACCEPTED
     error_class = outcome.error_class if isinstance(outcome.error_class, str) else ""
     return Outcome(
-        verdict,
+        kind,
         _read_error(outcome.error),
         one_line(error_class, MAX_ERROR_CLASS_LENGTH),
         next((each for each in (outcome.cause, outcome.error) if isinstance(each, BaseException)), None),

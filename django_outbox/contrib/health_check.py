@@ -37,6 +37,6 @@ class Outbox(HealthCheck):
             problem = ServiceUnavailable if reading.level == Level.CRITICAL else ServiceWarning
             raise problem(
                 ", ".join(
-                    f"{each.code} ({each.publisher or using})" for each in reading.findings if each.level >= limit
+                    f"{each.code} ({each.publisher or using})" for each in reading.verdicts if each.level >= limit
                 )
             )

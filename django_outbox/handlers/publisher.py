@@ -26,7 +26,7 @@ from django_outbox.db.functions import json_text
 from django_outbox.events.registry import decode_message
 from django_outbox.exceptions import HandlerTimeout, InvalidEvent
 from django_outbox.handlers.registry import AnyHandler, registry
-from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected, retry_later
+from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, OutcomeKind, rejected, retry_later
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
@@ -144,7 +144,7 @@ class HandlersPublisher(TransactionalPublisher):
         """Call the fallback of the handler in which a message failed, if there is one; return the final outcome."""
         found, _ = _find(message)
         # A handler that was not run has refused nothing, and will be run after a deployment.
-        if found is None or found.fallback_function is None or outcome.kind in (NOT_RUN, INVALID_EVENT):
+        if found is None or found.fallback_function is None or outcome.error_kind in (NOT_RUN, INVALID_EVENT):
             return outcome
         error = outcome.cause or RuntimeError(outcome.error)
         restored = restore(message)._replace(attempts=message.attempts + 1)
@@ -155,7 +155,7 @@ class HandlersPublisher(TransactionalPublisher):
             raise_interrupt(second)
             _log(found, message, second, "The fallback of handler")
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
-            return rejected(both, error_class=outcome.kind, cause=second)
+            return rejected(both, error_class=outcome.error_kind, cause=second)
         return ACCEPTED
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
@@ -194,9 +194,9 @@ class HandlersPublisher(TransactionalPublisher):
             raise
         if not isinstance(returned, Outcome):
             return ACCEPTED
-        if returned.verdict in (Verdict.UNANSWERED, Verdict.BLOCKED):
+        if returned.kind in (OutcomeKind.UNANSWERED, OutcomeKind.BLOCKED):
             raise TypeError(
-                f"the handler {found.name} returned an outcome {returned.verdict.value!r}; return retry_later(), "
+                f"the handler {found.name} returned an outcome {returned.kind.value!r}; return retry_later(), "
                 "set_aside() or rejected()"
             )
         return returned

@@ -1,4 +1,4 @@
-"""The figures of an outbox, as plain values, and the findings that they lead to."""
+"""The figures of an outbox, as plain values, and the verdicts that they lead to."""
 
 import datetime
 import enum
@@ -31,10 +31,10 @@ CODES = (
     "delivering",
     "idle",
 )
-"""The codes of findings, the most important first: of two findings of one level, the earlier one comes first."""
+"""The codes of verdicts, the most important first: of two verdicts of one level, the earlier one comes first."""
 
 OUTAGES = ("crashed", "not_delivering", "unavailable", "not_receiving")
-"""The codes of findings because of which the outbox is not well, even if they are not critical yet."""
+"""The codes of verdicts because of which the outbox is not well, even if they are not critical yet."""
 
 MAX_AGE = 60.0
 """Seconds that a due message may wait before the outbox counts as not delivering."""
@@ -51,7 +51,7 @@ LOG_PATIENCE = 60.0
 
 
 class Level(enum.IntEnum):
-    """The urgency of a finding. The values are the exit codes of `outbox_status`, as Nagios defines them."""
+    """The urgency of a verdict. The values are the exit codes of `outbox_status`, as Nagios defines them."""
 
     OK = 0
     WARNING = 1
@@ -309,7 +309,7 @@ class PeriodCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """A conclusion from the figures, in one sentence.
 
     Args:
@@ -349,7 +349,7 @@ class Status:
         open_transaction: the oldest open transaction of the database, if there are streams.
         last_hour: counts of each minute, the oldest first.
         last_day: counts of each quarter of an hour, the oldest first.
-        verdicts: the findings, the most urgent first; never empty.
+        verdicts: the verdicts, the most urgent first; never empty.
     """
 
     using: str
@@ -365,44 +365,44 @@ class Status:
     open_transaction: OpenTransaction | None = None
     last_hour: tuple[PeriodCount, ...] = ()
     last_day: tuple[PeriodCount, ...] = ()
-    verdicts: tuple[Finding, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
     @property
-    def verdict(self) -> Finding:
-        """The most urgent finding."""
+    def verdict(self) -> Verdict:
+        """The most urgent verdict."""
         return self.verdicts[0]
 
     @property
     def level(self) -> Level:
-        """The level of the most urgent finding."""
+        """The level of the most urgent verdict."""
         return self.verdict.level
 
 
-def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Finding, ...]:
-    """Return the findings, the most urgent first; at least one.
+def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
+    """Return the verdicts, the most urgent first; at least one.
 
     Args:
         max_age: seconds that a due message may wait, and that an outage may last, before it is critical.
     """
-    findings = [finding for publisher in status.publishers for finding in _judge_publisher(publisher, status, max_age)]
-    findings += [finding for stream in status.streams for finding in _judge_stream(stream, status)]
-    findings += _judge_failures(status)
-    findings += [finding for consumer in status.consumers for finding in _judge_consumer(consumer, status, max_age)]
-    if not any(finding.level == Level.CRITICAL or finding.code in OUTAGES for finding in findings):
-        findings.append(_all_is_well(status))
-    findings.sort(key=lambda finding: (-finding.level, CODES.index(finding.code)))
-    return tuple(findings)
+    verdicts = [verdict for publisher in status.publishers for verdict in _judge_publisher(publisher, status, max_age)]
+    verdicts += [verdict for stream in status.streams for verdict in _judge_stream(stream, status)]
+    verdicts += _judge_failures(status)
+    verdicts += [verdict for consumer in status.consumers for verdict in _judge_consumer(consumer, status, max_age)]
+    if not any(verdict.level == Level.CRITICAL or verdict.code in OUTAGES for verdict in verdicts):
+        verdicts.append(_all_is_well(status))
+    verdicts.sort(key=lambda verdict: (-verdict.level, CODES.index(verdict.code)))
+    return tuple(verdicts)
 
 
-def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Finding]:
+def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
     oldest = publisher.oldest_due or 0.0
     late = oldest > max_age
     # It has delivered within the last minute, so a relay has ended or died since.
     is_left = bool(publisher.processed_per_minute and publisher.due) and not (publisher.relays or publisher.drains)
 
-    def found(level: Level, code: str, text: Any, **values: Any) -> Finding:
+    def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
         values |= {"publisher": publisher.alias, "due": publisher.due}
-        return Finding(level, code, text, publisher.alias, values=values)
+        return Verdict(level, code, text, publisher.alias, values=values)
 
     if not publisher.configured:
         if waiting := publisher.due + publisher.delayed + publisher.retrying:
@@ -467,11 +467,11 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         yield found(Level.WARNING, "behind", text, age=duration(round(oldest)))
 
 
-def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Finding]:
+def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:
     """Judge how PostgreSQL's log is read. A relay that is behind, paused or without its broker may not read it."""
 
-    def found(code: str, text: Any, **values: Any) -> Finding:
-        return Finding(Level.WARNING, code, text, stream.publisher, values={"publisher": stream.publisher, **values})
+    def found(code: str, text: Any, **values: Any) -> Verdict:
+        return Verdict(Level.WARNING, code, text, stream.publisher, values={"publisher": stream.publisher, **values})
 
     if stream.log_kept is not None and stream.log_kept > MAX_LOG_KEPT:
         text = _(
@@ -491,9 +491,9 @@ def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Finding]:
         yield found("log_not_read", text)
 
 
-def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Finding]:
-    def found(level: Level, code: str, text: Any, **values: Any) -> Finding:
-        return Finding(level, code, text, consumer=consumer.alias, values={"consumer": consumer.alias, **values})
+def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Verdict]:
+    def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
+        return Verdict(level, code, text, consumer=consumer.alias, values={"consumer": consumer.alias, **values})
 
     if not consumer.inboxes:
         age = duration(round(_seconds_since(consumer.seen_at, status)))
@@ -523,7 +523,7 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
         yield found(Level.WARNING, "backlog", text)
 
 
-def _judge_failures(status: Status) -> Iterator[Finding]:
+def _judge_failures(status: Status) -> Iterator[Verdict]:
     if status.blocked_keys:
         first = status.blocked_keys[0]
         text = ngettext_lazy(
@@ -536,14 +536,14 @@ def _judge_failures(status: Status) -> Iterator[Finding]:
             "waiting": first.waiting,
             **_counted(Count(len(status.blocked_keys), more=not status.blocked_keys_are_complete)),
         }
-        yield Finding(Level.WARNING, "blocked", text, first.publisher, values=values)
+        yield Verdict(Level.WARNING, "blocked", text, first.publisher, values=values)
     failed = sum((publisher.failed for publisher in status.publishers), NONE)
     if failed:
         text = ngettext_lazy("%(count)s message failed.", "%(count)s messages failed.", "number")
-        yield Finding(Level.WARNING, "failed", text, values=_counted(failed))
+        yield Verdict(Level.WARNING, "failed", text, values=_counted(failed))
 
 
-def _all_is_well(status: Status) -> Finding:
+def _all_is_well(status: Status) -> Verdict:
     due = sum((publisher.due for publisher in status.publishers if not publisher.paused), NONE)
     rate = sum(publisher.processed_per_minute for publisher in status.publishers)
     if rate:
@@ -552,17 +552,17 @@ def _all_is_well(status: Status) -> Finding:
             "Delivering: %(count)s messages in the last minute, %(due)s due.",
             "number",
         )
-        return Finding(Level.OK, "delivering", text, values={"due": due, **_counted(Count(rate))})
+        return Verdict(Level.OK, "delivering", text, values={"due": due, **_counted(Count(rate))})
     if due:
         text = ngettext_lazy(
             "%(count)s message is due, and it is not late.",
             "%(count)s messages are due, none of them late.",
             "number",
         )
-        return Finding(Level.OK, "delivering", text, values=_counted(due))
+        return Verdict(Level.OK, "delivering", text, values=_counted(due))
     if any(relay.alive for relay in status.relays) or any(publisher.drains for publisher in status.publishers):
-        return Finding(Level.OK, "idle", _("Nothing is due."))
-    return Finding(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
+        return Verdict(Level.OK, "idle", _("Nothing is due."))
+    return Verdict(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
 
 
 def _counted(count: Count) -> dict[str, Any]:

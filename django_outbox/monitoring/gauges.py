@@ -102,7 +102,7 @@ GAUGES = (
         "verdict",
         "Each verdict that holds now: 0 if all is well, 1 for a warning, 2 if it is critical.",
         ("database", "publisher", "consumer", "code"),
-        lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.findings],
+        lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.verdicts],
     ),
     _publisher_gauge(
         "due_messages", "Messages that relays can deliver now, in the order of each key.", lambda p, _: p.due.number

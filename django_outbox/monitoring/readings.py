@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_outbox.db.transactions import is_usable
 from django_outbox.models import OutboxMessage
-from django_outbox.monitoring.figures import Finding, Level, Status
+from django_outbox.monitoring.figures import Level, Status, Verdict
 from django_outbox.monitoring.status import status
 from django_outbox.utils.logs import logger
 
@@ -38,21 +38,21 @@ class Reading:
     problem: str = ""
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The findings, the most urgent first; each code once for each publisher and consumer.
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts, the most urgent first; each code once for each publisher and consumer.
 
         They have no sentence, because it may contain a key, the name of a person or a broker's address.
         """
         if self.problem:
-            return (Finding(Level.CRITICAL, self.problem),)
-        worst: dict[tuple[str, str, str], Finding] = {}
+            return (Verdict(Level.CRITICAL, self.problem),)
+        worst: dict[tuple[str, str, str], Verdict] = {}
         for each in self.status.verdicts:
             worst.setdefault((each.code, each.publisher, each.consumer), replace(each, text="", values={}))
         return tuple(worst.values())
 
     @property
     def level(self) -> Level:
-        return self.findings[0].level
+        return self.verdicts[0].level
 
     @property
     def open_transaction_seconds(self) -> float | None:

@@ -165,12 +165,12 @@ class OpenTelemetryTracer(Tracer):
                 "messaging.destination.name": destination,
                 "messaging.message.id": message.message_id,
                 "django_outbox.publisher": batch.publisher_alias,
-                "django_outbox.outcome": outcome.verdict.value,
+                "django_outbox.outcome": outcome.kind.value,
                 "django_outbox.attempt": message.attempts + 1,
             },
         )
         if outcome is not ACCEPTED:
-            _fail(span, outcome.kind)
+            _fail(span, outcome.error_kind)
             span.set_attribute("django_outbox.failed", message.id in batch.failed)
         span.end(batch.ended_at)
 

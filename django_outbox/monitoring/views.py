@@ -131,7 +131,7 @@ def _describe(reading: Reading) -> dict[str, Any]:
         "level": name_of(reading.level),
         "verdicts": [
             {"level": name_of(each.level), "code": each.code, "publisher": each.publisher, "consumer": each.consumer}
-            for each in reading.findings
+            for each in reading.verdicts
         ],
         "publishers": {
             publisher.alias: {

@@ -11,7 +11,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.db.errors import may_pass
-from django_outbox.messages import Message, Unreadable, Verdict
+from django_outbox.messages import Message, OutcomeKind, Unreadable
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.decisions import Decisions, Policy
 from django_outbox.relay.recorder import Recorder
@@ -274,7 +274,7 @@ class Batch:
         processed = len(settlement.processed)
         if processed == claimed:
             return Tally(claimed=claimed, size=size, processed=processed)
-        outages = [outcome.error for outcome in decisions.outcomes if outcome.verdict is Verdict.UNANSWERED]
+        outages = [outcome.error for outcome in decisions.outcomes if outcome.kind is OutcomeKind.UNANSWERED]
         failed, retried, unanswered = len(settlement.failed), len(settlement.retried), len(outages)
         return Tally(
             claimed=claimed,

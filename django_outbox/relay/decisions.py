@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryFunction, RetryPolicy, retry_delay
 from django_outbox.stores import Failed, Retried, Settlement
 
@@ -59,18 +59,19 @@ def decide(messages: Sequence[Message], outcomes: Sequence[Outcome], policy: Pol
     decisions = Decisions([*outcomes], Settlement(), [], [])
     settlement = decisions.settlement
     for message, outcome in zip(messages, outcomes, strict=True):
-        if outcome.verdict is Verdict.ACCEPTED:
+        if outcome.kind is OutcomeKind.ACCEPTED:
             settlement.processed.append(message.id)
             continue
-        if outcome.verdict is Verdict.DEFERRED:
+        if outcome.kind is OutcomeKind.DEFERRED:
             delay = _delay(message, outcome, policy, decisions.faults)
             if delay is not None:
-                settlement.retried.append(Retried(message.id, outcome.error, delay, outcome.kind, outcome.counted))
+                retried = Retried(message.id, outcome.error, delay, outcome.error_kind, outcome.counted)
+                settlement.retried.append(retried)
                 continue
-        elif outcome.verdict is not Verdict.REJECTED:
+        elif outcome.kind is not OutcomeKind.REJECTED:
             continue
         blocks_key = policy.failed_blocks_key and bool(message.key)
-        settlement.failed.append(Failed(message.id, outcome.error, outcome.kind, blocks_key))
+        settlement.failed.append(Failed(message.id, outcome.error, outcome.error_kind, blocks_key))
         decisions.failed.append((message, outcome))
     return decisions
 

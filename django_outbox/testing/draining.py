@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django_outbox.brokers import memory
 from django_outbox.conf import get_settings
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected
 from django_outbox.relay import Relay
 from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
 from django_outbox.utils.text import counted, describe
@@ -93,7 +93,7 @@ class _OutcomeTracer(Tracer):
 
     def published(self, batch: PublishedBatch) -> None:
         for message, outcome in zip(batch.messages, batch.outcomes, strict=True):
-            if outcome.verdict is not Verdict.BLOCKED:
+            if outcome.kind is not OutcomeKind.BLOCKED:
                 self._last[message.id] = message, outcome, message.id in batch.failed
             if outcome is ACCEPTED:
                 self._calls.append((message, batch.publisher_alias))

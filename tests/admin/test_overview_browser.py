@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 
 from django_outbox.admin import overview
 from django_outbox.models import OutboxMessage, Pause, Status
-from django_outbox.monitoring.figures import Finding, Level
+from django_outbox.monitoring.figures import Level, Verdict
 from tests.support.admin.browser import Operator
 from tests.support.admin.overview_figures import a_bad_night
 from tests.support.admin.tools import put
@@ -112,7 +112,7 @@ COUNT_FETCHES = (
 def test_the_page_refreshes_itself_and_keeps_the_focus(page: Operator, figures: Figures):
     script(page, "document.querySelector('.outbox-figures').open = true")
     script(page, "document.querySelector('[data-key=\"pause default\"]').focus()")
-    figures.show(verdicts=(Finding(Level.OK, "idle", "Nothing is due."),))
+    figures.show(verdicts=(Verdict(Level.OK, "idle", "Nothing is due."),))
     eventually(lambda: script(page, HEADLINE) == "Nothing is due.", seconds=60)
     assert script(page, "document.activeElement.dataset.key") == "pause default"
     assert script(page, "document.querySelector('.outbox-figures').open")
@@ -292,7 +292,7 @@ def test_a_long_operation_is_continued_and_stopped_without_javascript(failed: li
 @pytest.mark.usefixtures("without_scripts")
 def test_everything_is_there_without_javascript(page: Operator, figures: Figures):
     assert not page.find("#outbox-refreshing").is_displayed()
-    figures.show(verdicts=(Finding(Level.OK, "idle", "Nothing is due."),))
+    figures.show(verdicts=(Verdict(Level.OK, "idle", "Nothing is due."),))
     page.follow(page.find("#outbox-refresh-link"))
     assert headline(page) == "Nothing is due."
     page.follow(page.find('[data-key="period day"]'))

@@ -17,7 +17,7 @@ from django.utils import timezone
 from kombu import Exchange, Queue
 
 from django_outbox.brokers.celery import CeleryPublisher
-from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.messages import ACCEPTED, Message, OutcomeKind
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
 from tests.support.celery.tools import BROKERS, PATH, MakeApp
@@ -198,7 +198,7 @@ def test_a_missing_exchange_rejects_its_messages_and_no_others(
     app = make(settings.AMQP_URL)
     lost = messages(app, exchange=f"{prefix}-missing", routing_key="x")
     found = publisher().publish([*messages(app), *lost, *messages(app)])
-    assert [outcome.verdict for outcome in found] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert [outcome.kind for outcome in found] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
     assert (found[1].error_class, found[1].error.startswith("unroutable: there is no exchange")) == (
         "rabbitmq.unroutable",
         True,
@@ -211,7 +211,7 @@ def test_an_unroutable_message_is_rejected(make: MakeApp, prefix: str, publisher
     with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
         connection.channel().exchange_declare(f"{prefix}-other", "direct")
     (outcome,) = publisher().publish(messages(app, exchange=f"{prefix}-other", routing_key="nowhere"))
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "rabbitmq.unroutable")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "rabbitmq.unroutable")
 
 
 # Outcomes
@@ -228,9 +228,10 @@ def test_a_message_that_is_no_task_is_rejected_alone(
         make_message("queue", b'{"body": "x", "base64": true, "properties": {}}', headers={"task": "a", "id": "b"}),
     ]
     found = publisher().publish([good[0], *others, good[1]])
-    assert [outcome.verdict for outcome in found] == [Verdict.ACCEPTED, *[Verdict.REJECTED] * 3, Verdict.ACCEPTED]
+    accepted, rejected = OutcomeKind.ACCEPTED, OutcomeKind.REJECTED
+    assert [outcome.kind for outcome in found] == [accepted, *[rejected] * 3, accepted]
     assert {outcome.error_class for outcome in found[1:4]} == {"celery.not_a_task"}
-    assert publisher().publish(others)[0].verdict is Verdict.REJECTED
+    assert publisher().publish(others)[0].kind is OutcomeKind.REJECTED
 
 
 def test_many_messages_are_accepted_in_order(
@@ -252,7 +253,7 @@ def test_nothing_is_lost_while_the_broker_is_unavailable(
     sender = publisher(timeout=1)
     assert "127.0.0.1" in sender.prepare()
     outcomes = sender.publish(batch)
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNANSWERED] * 3
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNANSWERED] * 3
     texts = [sender.prepare(), sender.describe(), *(outcome.error for outcome in outcomes)]
     assert not any("secret" in text for text in texts)
     make(BROKERS["rabbitmq" if scheme == "amqp" else "redis"])
@@ -278,9 +279,9 @@ def test_a_connection_that_redis_ends_is_replaced(
         for each in client.client_list():
             if each["name"] == prefix:
                 client.client_kill_filter(_id=each["id"])
-    found = {sender.publish(messages(app))[0].verdict for _ in range(3)}
-    assert Verdict.ACCEPTED in found
-    assert found <= {Verdict.ACCEPTED, Verdict.UNANSWERED}
+    found = {sender.publish(messages(app))[0].kind for _ in range(3)}
+    assert OutcomeKind.ACCEPTED in found
+    assert found <= {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
 
 
 def test_redis_that_refuses_one_queue_accepts_the_others(
@@ -291,7 +292,7 @@ def test_redis_that_refuses_one_queue_accepts_the_others(
     with redis.Redis.from_url(settings.REDIS_URL) as client:
         client.set(f"{prefix}{prefix}-gone", "not a list")
     found = publisher().publish([*messages(app), *refused, *messages(app)])
-    assert [outcome.verdict for outcome in found] == [Verdict.ACCEPTED, Verdict.DEFERRED, Verdict.ACCEPTED]
+    assert [outcome.kind for outcome in found] == [OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED, OutcomeKind.ACCEPTED]
     assert "WRONGTYPE" in found[1].error
 
 

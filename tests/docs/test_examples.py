@@ -19,7 +19,7 @@ from django.test import RequestFactory, override_settings
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.brokers import Publisher
 from django_outbox.checks import TAG
-from django_outbox.messages import Message, Verdict
+from django_outbox.messages import Message, OutcomeKind
 from django_outbox.monitoring import views
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
@@ -72,18 +72,18 @@ def message(payload: int) -> Message:
 
 def test_the_webhook_publisher_answers_for_each_message(publisher: Publisher):
     outcomes = publisher.publish([message(status) for status in (200, 400, 503, 429, 204)])
-    assert [outcome.verdict for outcome in outcomes] == [
-        Verdict.ACCEPTED,
-        Verdict.REJECTED,
-        Verdict.DEFERRED,
-        Verdict.DEFERRED,
-        Verdict.ACCEPTED,
+    assert [outcome.kind for outcome in outcomes] == [
+        OutcomeKind.ACCEPTED,
+        OutcomeKind.REJECTED,
+        OutcomeKind.DEFERRED,
+        OutcomeKind.DEFERRED,
+        OutcomeKind.ACCEPTED,
     ]
 
 
 def test_the_webhook_publisher_leaves_the_rest_unanswered_when_the_receiver_hangs_up(publisher: Publisher):
     outcomes = publisher.publish([message(status) for status in (200, 0, 200)])
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.UNANSWERED, Verdict.UNANSWERED]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.ACCEPTED, *[OutcomeKind.UNANSWERED] * 2]
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_a_message_that_was_not_accepted_is_an_error_without_its_text(
     (span,) = named(spans, "publish order.created")
     assert span.status.status_code is StatusCode.ERROR
     attributes = span.attributes or {}
-    assert attributes["django_outbox.outcome"] == outcome.verdict.value
+    assert attributes["django_outbox.outcome"] == outcome.kind.value
     assert (attributes["error.type"], attributes["django_outbox.failed"]) == (error_type, failed)
     assert "secret" not in span.to_json()
 

@@ -41,7 +41,7 @@ PLACES = {
     "admin/messages.py": {"_redacted", "OutboxMessageAdmin"},
     "admin/editing.py": {"", "EditForm"},
     "contrib/debug_toolbar.py": {"_describe"},
-    "redaction.py": {"_without_content"},
+    "conf/redaction.py": {"_without_content"},
     # Left out of queries.
     "admin/changelist.py": {"MessageList"},
     "monitoring/queues.py": {"describe_blocked"},

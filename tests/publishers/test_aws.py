@@ -11,7 +11,7 @@ import pytest
 
 from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.brokers.outcomes import call_publisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from django_outbox.relay.sending.broker import publish_in_waves
 from django_outbox.relay.sending.isolation import isolate
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
@@ -42,7 +42,7 @@ def test_a_request_stays_below_the_limit_in_bytes(case: Case, aws: AwsAnswers):
 def test_a_message_beyond_the_limit_is_rejected_alone(case: Case):
     small, large = make_message(case.topic), make_message(case.topic, b'"' + b"x" * 4000 + b'"')
     outcomes = case.make(max_message_bytes=4096).publish([small, large, small])
-    assert [each.verdict for each in outcomes] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
     assert outcomes[1].error_class == "aws.too_large"
     assert "max_message_bytes is 4,096" in outcomes[1].error
 
@@ -56,8 +56,8 @@ def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_othe
         messages = [*subject.messages(b"0", b"1"), large, *subject.messages(b"2", b"3")]
         first = call_publisher(publisher.publish, messages)
         outcomes = isolate(publisher.publish, messages, first, publisher_alias="default")
-        assert [each.verdict for each in outcomes] == [Verdict.ACCEPTED] * 2 + [Verdict.REJECTED] + [
-            Verdict.ACCEPTED
+        assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED] * 2 + [OutcomeKind.REJECTED] + [
+            OutcomeKind.ACCEPTED
         ] * 2
         assert "MessageTooLong" in outcomes[2].error
         # Without a key, each one is in a group of its own.
@@ -74,7 +74,7 @@ def test_a_character_that_aws_does_not_take_is_rejected_before_anything_is_sent(
     case: Case, aws: AwsAnswers, fields: dict[str, Any]
 ):
     (outcome,) = case.make().publish([make_message(case.topic, **fields)])
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "aws.unencodable")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.unencodable")
     assert not aws.batches()
 
 
@@ -161,11 +161,11 @@ def test_keys_that_may_not_be_groups_have_different_groups():
 def test_an_entry_that_is_refused_for_good_is_rejected_and_the_others_are_accepted(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Failures({1: ("InvalidMessageContents", True), 2: ("SomethingNew", True)}))
     outcomes = case.make().publish(case.messages(4))
-    assert [each.verdict for each in outcomes] == [
-        Verdict.ACCEPTED,
-        Verdict.REJECTED,
-        Verdict.REJECTED,
-        Verdict.ACCEPTED,
+    assert [each.kind for each in outcomes] == [
+        OutcomeKind.ACCEPTED,
+        OutcomeKind.REJECTED,
+        OutcomeKind.REJECTED,
+        OutcomeKind.ACCEPTED,
     ]
     assert outcomes[1].error_class == "aws.refused"
     assert outcomes[1].error == "InvalidMessageContents: the reason"
@@ -174,20 +174,20 @@ def test_an_entry_that_is_refused_for_good_is_rejected_and_the_others_are_accept
 def test_an_entry_that_aws_fails_is_deferred_if_others_for_its_destination_are_accepted(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Failures({0: ("InternalError", False)}))
     failed, accepted = case.make().publish(case.messages(2))
-    assert (failed.verdict, failed.counted, failed.error_class) == (Verdict.DEFERRED, True, "aws.internal")
+    assert (failed.kind, failed.counted, failed.error_class) == (OutcomeKind.DEFERRED, True, "aws.internal")
     assert accepted is ACCEPTED
 
 
 def test_entries_are_set_aside_if_aws_fails_them_all(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Failures({0: ("InternalError", False), 1: ("SomethingNew", False)}))
     outcomes = case.make().publish(case.messages(2))
-    assert [(each.verdict, each.counted) for each in outcomes] == [(Verdict.DEFERRED, False)] * 2
+    assert [(each.kind, each.counted) for each in outcomes] == [(OutcomeKind.DEFERRED, False)] * 2
 
 
 def test_an_entry_without_a_result_is_not_accepted(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Raw(200, b"{}" if case.service == "sqs" else b"<PublishBatchResponse/>"))
     (outcome,) = case.make().publish(case.messages(1))
-    assert outcome.verdict is not Verdict.ACCEPTED
+    assert outcome.kind is not OutcomeKind.ACCEPTED
 
 
 def test_throttled_entries_are_set_aside_and_nothing_more_is_sent_to_their_queue(case: Case, aws: AwsAnswers):
@@ -195,8 +195,8 @@ def test_throttled_entries_are_set_aside_and_nothing_more_is_sent_to_their_queue
     aws.answer(case.action, Failures(throttled))
     outcomes = case.make(concurrency=1).publish(case.messages(25))
     assert outcomes[0] is ACCEPTED
-    assert {(each.verdict, each.counted, each.error_class) for each in outcomes[1:]} == {
-        (Verdict.DEFERRED, False, "aws.throttled")
+    assert {(each.kind, each.counted, each.error_class) for each in outcomes[1:]} == {
+        (OutcomeKind.DEFERRED, False, "aws.throttled")
     }
     assert all(1 <= (each.retry_after or 0) <= 2 for each in outcomes[1:])
     assert len(aws.batches()) == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from django_outbox.brokers.aws import SQSPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws.answers import AwsAnswers, Refusal
 from tests.support.aws.cases import Case
@@ -16,7 +16,7 @@ pytest_plugins = ["tests.support.aws.fixtures"]
 def test_a_message_for_a_destination_that_does_not_exist_is_rejected_with_the_remedy(case: Case):
     messages = [*case.messages(1), make_message("outbox-missing"), *case.messages(1)]
     outcomes = case.make_for_topics().publish(messages)
-    assert [each.verdict for each in outcomes] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
     assert outcomes[1].error_class == "aws.missing"
     assert "create it" in outcomes[1].error
 
@@ -24,13 +24,13 @@ def test_a_message_for_a_destination_that_does_not_exist_is_rejected_with_the_re
 def test_a_missing_destination_of_all_messages_is_an_outage_with_the_remedy(case: Case):
     publisher = case.make(f"{case.destination}-missing")
     outcomes = publisher.publish(case.messages(2))
-    assert [each.verdict for each in outcomes] == [Verdict.UNANSWERED] * 2
+    assert [each.kind for each in outcomes] == [OutcomeKind.UNANSWERED] * 2
     assert "create it" in outcomes[0].error
 
 
 def test_a_name_that_no_queue_or_topic_can_have_is_rejected_before_anything_is_sent(case: Case, aws: AwsAnswers):
     (outcome,) = case.make_for_topics().publish([make_message("", type="order.created")])
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "aws.missing")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.missing")
     assert "give the message a topic" in outcome.error
     assert not aws.seen
 
@@ -44,7 +44,7 @@ def test_the_url_of_a_queue_is_asked_for_once(aws: AwsAnswers):
         assert publisher.publish(case.messages(12)) == [ACCEPTED] * 12
     assert [each.action for each in aws.seen].count("GetQueueUrl") == 1
     (outcome,) = publisher.publish([make_message("outbox-missing")])
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "aws.missing")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.missing")
     publisher.close()
 
 
@@ -96,7 +96,7 @@ def test_a_profile_that_does_not_exist_is_named(case: Case):
     publisher = case.make(session={"profile_name": "outbox-missing"})
     assert "profile_name in the option session" in publisher.prepare()
     (outcome,) = publisher.publish(case.messages(1))
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
 
 
 def test_a_destination_in_a_trace_has_the_name_of_the_message(case: Case):

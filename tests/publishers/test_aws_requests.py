@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers import BatchRefused
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.aws.answers import AwsAnswers, Raw, Refusal, Silence, Trickle
 from tests.support.aws.cases import Case
 
@@ -17,7 +17,7 @@ pytest_plugins = ["tests.support.aws.fixtures"]
 def test_a_throttled_request_is_set_aside_for_as_long_as_aws_says(case: Case, aws: AwsAnswers, code: str):
     aws.answer(case.action, Refusal(code, status=429, headers={"Retry-After": "7"}))
     (outcome,) = case.make().publish(case.messages(1))
-    assert (outcome.verdict, outcome.counted, outcome.retry_after) == (Verdict.DEFERRED, False, 7)
+    assert (outcome.kind, outcome.counted, outcome.retry_after) == (OutcomeKind.DEFERRED, False, 7)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_refused_credentials_and_permissions_are_an_outage_with_the_remedy(
 ):
     aws.answer(case.action, Refusal(code, status=403))
     outcomes = case.make(concurrency=1).publish(case.messages(12))
-    assert {each.verdict for each in outcomes} == {Verdict.UNANSWERED}
+    assert {each.kind for each in outcomes} == {OutcomeKind.UNANSWERED}
     assert all(remedy in each.error for each in outcomes)
     assert len(aws.batches()) == 1
 
@@ -71,8 +71,8 @@ def test_a_missing_permission_for_one_of_several_destinations_leaves_the_others(
     with caplog.at_level(logging.WARNING, "django_outbox"):
         outcomes = case.make_for_topics(concurrency=1).publish(messages)
     assert outcomes[12] is ACCEPTED
-    assert {(each.verdict, each.counted, each.error_class) for each in outcomes[:12]} == {
-        (Verdict.DEFERRED, False, "aws.denied")
+    assert {(each.kind, each.counted, each.error_class) for each in outcomes[:12]} == {
+        (OutcomeKind.DEFERRED, False, "aws.denied")
     }
     assert len(aws.batches()) == 2
     assert sum("AccessDenied" in each.getMessage() for each in caplog.records) == 1
@@ -82,31 +82,31 @@ def test_a_missing_permission_for_one_of_several_destinations_leaves_the_others(
 def test_an_internal_error_of_a_request_is_an_outage(case: Case, aws: AwsAnswers, status: int):
     aws.answer(case.action, Refusal("InternalError", status=status))
     outcomes = case.make().publish(case.messages(2))
-    assert [each.verdict for each in outcomes] == [Verdict.UNANSWERED] * 2
+    assert [each.kind for each in outcomes] == [OutcomeKind.UNANSWERED] * 2
 
 
 def test_a_page_of_a_proxy_in_between_is_an_outage(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Raw(502, b"<html>Bad Gateway</html>"))
     (outcome,) = case.make().publish(case.messages(1))
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
 
 
 def test_a_request_that_is_too_large_for_a_proxy_in_between_is_no_outage(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Raw(413, b"<html>Request Entity Too Large</html>"))
     (outcome,) = case.make().publish(case.messages(1))
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "aws.refused")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.refused")
 
 
 def test_silence_is_an_outage_that_ends(case: Case, aws: AwsAnswers):
     aws.answer(case.action, *[Silence(3)] * 4)
     outcomes = case.make(timeout=0.5).publish(case.messages(40))
-    assert {each.verdict for each in outcomes} == {Verdict.UNANSWERED}
+    assert {each.kind for each in outcomes} == {OutcomeKind.UNANSWERED}
 
 
 def test_a_response_that_never_ends_does_not_hold_up_the_relay(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Trickle(10))
     (outcome,) = case.make(timeout=2.0).publish(case.messages(1))
-    assert (outcome.verdict, outcome.error) == (Verdict.UNANSWERED, "AWS has not responded in time")
+    assert (outcome.kind, outcome.error) == (OutcomeKind.UNANSWERED, "AWS has not responded in time")
 
 
 @pytest.mark.parametrize("case", ["sqs"], indirect=True)
@@ -114,8 +114,8 @@ def test_messages_for_which_there_is_no_time_are_set_aside(case: Case, aws: AwsA
     aws.delay = 0.7
     outcomes = case.make(timeout=2.0, concurrency=1).publish(case.messages(100))
     assert outcomes[0] is ACCEPTED
-    assert (outcomes[-1].verdict, outcomes[-1].counted, outcomes[-1].error_class) == (
-        Verdict.DEFERRED,
+    assert (outcomes[-1].kind, outcomes[-1].counted, outcomes[-1].error_class) == (
+        OutcomeKind.DEFERRED,
         False,
         "aws.slow",
     )
@@ -131,10 +131,10 @@ def test_a_request_that_is_refused_for_one_of_its_messages_is_published_in_parts
     assert "s3cret" not in str(caught.value)
     aws.answer(case.action, Refusal("InvalidParameterValue"))
     (outcome,) = publisher.publish(case.messages(1))
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "aws.refused")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.refused")
 
 
 def test_a_code_that_is_not_known_fails_nothing_at_once(case: Case, aws: AwsAnswers):
     aws.answer(case.action, Refusal("SomethingNew"))
     (outcome,) = case.make().publish(case.messages(1))
-    assert (outcome.verdict, outcome.counted) == (Verdict.DEFERRED, False)
+    assert (outcome.kind, outcome.counted) == (OutcomeKind.DEFERRED, False)

@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.http.encoding import event_headers
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.messages import ACCEPTED, Message, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.http.receiver import MakePublisher, Receiver
 from tests.support.rabbitmq.tools import Broker, broker_url
@@ -191,7 +191,7 @@ def test_an_event_that_cannot_be_encoded_does_not_hold_up_its_batch(broker: Brok
         outcomes = publisher.publish([make_message(queue), poison, make_message(queue)])
     finally:
         publisher.close()
-    assert [outcome.verdict.value for outcome in outcomes] == ["accepted", "rejected", "accepted"]
+    assert [outcome.kind.value for outcome in outcomes] == ["accepted", "rejected", "accepted"]
     assert outcomes[1].error_class == "rabbitmq.unencodable"
 
 
@@ -202,4 +202,4 @@ def test_an_event_that_http_cannot_carry_does_not_hold_up_its_batch(
     publisher = make_webhooks(receiver.url(), format=format, source="/shop")
     poison = make_message(headers={"traceparent": "\ud800"})
     outcomes = publisher.publish([make_message(), poison, make_message()])
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]

@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from django_outbox.brokers import BatchRefused, Publisher
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.publishers.subjects.base import BrokerSubject, Subject
 from tests.publishers.subjects.http import HTTPSubject
@@ -126,7 +126,7 @@ def test_a_message_that_cannot_be_sent_does_not_hold_up_its_batch(broker: Broker
     first, last = broker.messages(b"1", b"3")
     poison = broker.poison()
     outcomes = publish_in_parts(broker.publisher(), [first, poison, last])
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
     assert outcomes[1].error
     assert outcomes[1].error_class
     assert sorted(each.body for each in broker.received()) == [b"1", b"3"]
@@ -138,7 +138,7 @@ def publish_in_parts(publisher: Publisher, messages: list[Message]) -> list[Outc
         return list(publisher.publish(messages))
     except BatchRefused as error:
         if len(messages) == 1:
-            return [Outcome(Verdict.REJECTED, str(error), error.error_class)]
+            return [Outcome(OutcomeKind.REJECTED, str(error), error.error_class)]
         found = list(error.outcomes)
         left = [index for index, outcome in enumerate(found) if outcome is None]
         for part in (left[: len(left) // 2], left[len(left) // 2 :]):
@@ -156,7 +156,7 @@ def test_an_outage_leaves_every_message_unanswered_and_ends(broker: BrokerSubjec
     assert not publisher.prepare()
     broker.go_down()
     outcomes = publisher.publish(broker.messages(b"2", b"3"))
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNANSWERED] * 2
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNANSWERED] * 2
     assert all(outcome.error for outcome in outcomes)
     assert publisher.prepare()
     broker.come_back()
@@ -171,7 +171,7 @@ def test_a_broker_that_cannot_be_reached_is_named(broker: BrokerSubject):
     assert publisher.prepare()
     assert any(publisher.check())
     (outcome,) = publisher.publish(broker.messages(b"1"))
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
 
 
 QUICK = {"timeout": 2.0}

@@ -75,6 +75,6 @@ def test_a_message_that_cannot_be_sent_is_refused_and_others_are_accepted(name: 
             assert outcomes[0] is outcomes[-1] is ACCEPTED
             keys = [each.get("key", "") for each in foreign]
             behind = [BLOCKED] if len(keys) > len({*keys}) else []
-            assert all(outcome in behind or (outcome and outcome.verdict in BROKER_RESPONDS) for outcome in outcomes)
+            assert all(outcome in behind or (outcome and outcome.kind in BROKER_RESPONDS) for outcome in outcomes)
 
         check()

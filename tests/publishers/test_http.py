@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_outbox.brokers.http import HTTPPublisher
-from django_outbox.messages import ACCEPTED, Verdict, set_aside
+from django_outbox.messages import ACCEPTED, OutcomeKind, set_aside
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
 from tests.support.ports import free_port
@@ -38,7 +38,7 @@ def test_a_message_that_would_leave_the_path_is_rejected(receiver: Receiver, mak
     publisher = make_webhooks(receiver.url("/hooks/{key}/x"))
     messages = [make_message(key=key) for key in ("..", ".", "", "...", "a..b")]
     outcomes = publisher.publish(messages)
-    assert [outcome.verdict.value for outcome in outcomes] == ["rejected"] * 3 + ["accepted"] * 2
+    assert [outcome.kind.value for outcome in outcomes] == ["rejected"] * 3 + ["accepted"] * 2
     assert {outcome.error_class for outcome in outcomes[:3]} == {"http.unencodable"}
     assert sorted(call.path for call in receiver.calls) == ["/hooks/.../x", "/hooks/a..b/x"]
 
@@ -47,7 +47,7 @@ def test_the_first_pattern_that_matches_a_type_decides_the_url(receiver: Receive
     publisher = make_webhooks({"order.*": receiver.url("/orders"), "order.paid": receiver.url("/never")})
     outcomes = publisher.publish([make_message(type="order.paid"), make_message(type="invoice.sent")])
     assert outcomes[0] is ACCEPTED
-    assert (outcomes[1].verdict, outcomes[1].error_class) == (Verdict.REJECTED, "http.unencodable")
+    assert (outcomes[1].kind, outcomes[1].error_class) == (OutcomeKind.REJECTED, "http.unencodable")
     assert "no pattern in the option url matches its type" in outcomes[1].error
     assert [call.path for call in receiver.calls] == ["/orders"]
 
@@ -181,7 +181,7 @@ def test_the_status_decides_the_outcome(receiver: Receiver, make_webhooks: MakeP
     publisher = make_webhooks(receiver.url("/{key}"))
     for status, verdict in VERDICTS.items():
         (outcome,) = publisher.publish([make_message(key=str(status))])
-        assert (status, outcome.verdict.value) == (status, verdict)
+        assert (status, outcome.kind.value) == (status, verdict)
         assert outcome.error_class == ("" if verdict == "accepted" else f"http.{status}")
         assert outcome.counted
         assert str(status) in outcome.error or verdict == "accepted"
@@ -192,7 +192,7 @@ def test_the_status_decides_the_outcome(receiver: Receiver, make_webhooks: MakeP
 def test_a_busy_receiver_uses_up_no_attempt(receiver: Receiver, make_webhooks: MakePublisher, status: int):
     receiver.reply = lambda _call: Reply(status)
     (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
-    assert (outcome.verdict, outcome.counted, outcome.error_class) == (Verdict.DEFERRED, False, f"http.{status}")
+    assert (outcome.kind, outcome.counted, outcome.error_class) == (OutcomeKind.DEFERRED, False, f"http.{status}")
     assert outcome.retry_after is not None
     assert 0.1 <= outcome.retry_after <= 1.0
 
@@ -201,14 +201,14 @@ def test_statuses_are_rejected_or_retried_by_option(receiver: Receiver, make_web
     receiver.reply = lambda call: Reply(int(call.path[1:]))
     publisher = make_webhooks(receiver.url("/{key}"), reject=[500, 503], retry=[404, 429])
     outcomes = publisher.publish([make_message(key=key) for key in ("500", "503", "404", "429")])
-    assert [outcome.verdict.value for outcome in outcomes] == ["rejected", "rejected", "deferred", "deferred"]
+    assert [outcome.kind.value for outcome in outcomes] == ["rejected", "rejected", "deferred", "deferred"]
     assert all(outcome.counted for outcome in outcomes)
 
 
 def test_a_redirect_is_not_followed_and_names_the_host_only(receiver: Receiver, make_webhooks: MakePublisher):
     receiver.reply = lambda _call: Reply(307, {"location": f"{receiver.url('/s3cret', host='localhost')}?t=s3cret"})
     (outcome,) = make_webhooks(receiver.url("/from")).publish([make_message()])
-    assert outcome.verdict is Verdict.REJECTED
+    assert outcome.kind is OutcomeKind.REJECTED
     assert "a redirect to the host 'localhost'" in outcome.error
     assert "s3cret" not in outcome.error
     assert [call.path for call in receiver.calls] == ["/from"]
@@ -230,7 +230,7 @@ def test_the_receiver_says_when_to_try_again(
     value = format_datetime(in_a_minute, usegmt=True) if header == "date" else header
     receiver.reply = lambda _call: Reply(500, {"Retry-After": value})
     (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
-    assert outcome.verdict is Verdict.DEFERRED
+    assert outcome.kind is OutcomeKind.DEFERRED
     assert outcome.retry_after is not None
     assert bounds[0] <= outcome.retry_after <= bounds[1]
 
@@ -239,7 +239,7 @@ def test_the_receiver_says_when_to_try_again(
 def test_a_retry_after_that_cannot_be_read_is_ignored(receiver: Receiver, make_webhooks: MakePublisher, header: str):
     receiver.reply = lambda _call: Reply(500, {"Retry-After": header})
     (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
-    assert (outcome.verdict, outcome.retry_after) == (Verdict.DEFERRED, None)
+    assert (outcome.kind, outcome.retry_after) == (OutcomeKind.DEFERRED, None)
 
 
 def test_a_receiver_that_asks_to_wait_gets_no_further_request_meanwhile(
@@ -249,9 +249,9 @@ def test_a_receiver_that_asks_to_wait_gets_no_further_request_meanwhile(
     publisher = make_webhooks(receiver.url(), concurrency=1)
     outcomes = publisher.publish([make_message() for _ in range(3)])
     assert outcomes[0] == set_aside("the receiver responded 429 Too Many Requests", 60.0, error_class="http.429")
-    assert [outcome.verdict for outcome in outcomes[1:]] == [Verdict.UNANSWERED] * 2
+    assert [outcome.kind for outcome in outcomes[1:]] == [OutcomeKind.UNANSWERED] * 2
     assert "429 Too Many Requests" in publisher.prepare()
-    assert publisher.publish([make_message()])[0].verdict is Verdict.UNANSWERED
+    assert publisher.publish([make_message()])[0].kind is OutcomeKind.UNANSWERED
     assert len(receiver.calls) == 1
 
 
@@ -310,7 +310,7 @@ def test_what_is_not_http_is_an_outage(make_webhooks: MakePublisher, data: bytes
     listener, port = serve_bytes(data)
     with listener:
         (outcome,) = make_webhooks(f"http://127.0.0.1:{port}/", timeout=5).publish([make_message()])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert outcome.error == f"http://127.0.0.1:{port}: the connection was lost, or the response is not HTTP"
 
 
@@ -324,4 +324,4 @@ def test_a_lone_surrogate_is_rejected(receiver: Receiver, make_webhooks: MakePub
     publisher: HTTPPublisher = make_webhooks(receiver.url("/{key}"))
     for message in (make_message(key="\ud800"), make_message(key="k", headers={"n": "\ud800"})):
         (outcome,) = publisher.publish([message])
-        assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "http.unencodable")
+        assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "http.unencodable")

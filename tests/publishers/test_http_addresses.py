@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers.http import network
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.http.receiver import MakePublisher, Receiver
@@ -56,7 +56,7 @@ def test_a_public_address_is_permitted(address: str):
 def test_no_spelling_of_a_private_address_is_connected_to(receiver: Receiver, make_webhooks: MakePublisher, host: str):
     publisher = make_webhooks(receiver.url(host=host), allow_private_addresses=False)
     (outcome,) = publisher.publish([make_message()])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert "set allow_private_addresses if it is in your own network" in outcome.error
     assert publisher.prepare() == outcome.error
     assert not receiver.calls
@@ -102,7 +102,7 @@ def test_the_address_that_was_checked_is_connected_to(
     (call,) = receiver.calls
     assert call.headers["host"] == f"hooks.example.com:{receiver.port}"
     publisher.close()
-    assert publisher.publish([make_message()])[0].verdict is Verdict.UNANSWERED
+    assert publisher.publish([make_message()])[0].kind is OutcomeKind.UNANSWERED
     assert len(connected) == 1
 
 
@@ -136,12 +136,12 @@ def test_tls_verifies_the_name_although_an_address_is_connected_to(
         assert make_webhooks(url, ssl=trust).publish([make_message()]) == [ACCEPTED]
         url = receiver.url(host="other.example.com", scheme="https")
         (outcome,) = make_webhooks(url, ssl=trust).publish([make_message()])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert "the receiver's TLS certificate is refused: Hostname mismatch" in outcome.error
 
 
 def test_a_name_that_cannot_be_resolved_is_an_outage(make_webhooks: MakePublisher):
     # Names below .invalid do not exist (RFC 6761), and resolvers know.
     (outcome,) = make_webhooks("http://hooks.invalid/").publish([make_message()])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert "the host name cannot be resolved, check the host in url" in outcome.error

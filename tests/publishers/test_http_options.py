@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.http import HTTPPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.http.http2_receiver import Http2Receiver
@@ -45,7 +45,7 @@ def test_a_certificate_that_is_not_trusted_is_refused(make_webhooks: MakePublish
         assert make_webhooks(url, ssl={"cafile": certificates["server.pem"]}).publish([make_message()]) == [ACCEPTED]
         for untrusting in ({"cafile": certificates["stranger.pem"]}, None):
             (outcome,) = make_webhooks(url, ssl=untrusting).publish([make_message()])
-            assert outcome.verdict is Verdict.UNANSWERED
+            assert outcome.kind is OutcomeKind.UNANSWERED
             assert "the receiver's TLS certificate is refused: self-signed certificate" in outcome.error
             assert "check cafile in the option ssl" in outcome.error
 
@@ -57,13 +57,13 @@ def test_a_client_certificate_is_presented(make_webhooks: MakePublisher, certifi
     with Receiver(context=context) as receiver:
         url = receiver.url(scheme="https")
         (outcome,) = make_webhooks(url, ssl=trust).publish([make_message()])
-        assert outcome.verdict is Verdict.UNANSWERED
+        assert outcome.kind is OutcomeKind.UNANSWERED
         assert make_webhooks(url, ssl={**trust, **own}).publish([make_message()]) == [ACCEPTED]
 
 
 def test_a_server_without_tls_is_named(receiver: Receiver, make_webhooks: MakePublisher):
     (outcome,) = make_webhooks(receiver.url(scheme="https")).publish([make_message()])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert "check scheme and port in url" in outcome.error
 
 

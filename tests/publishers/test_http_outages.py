@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers import suspensions
-from django_outbox.messages import ACCEPTED, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from django_outbox.relay import Relay
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
@@ -21,7 +21,7 @@ pytest_plugins = ["tests.support.http.fixtures"]
 
 
 def verdicts(outcomes: list[Outcome]) -> list[str]:
-    return [outcome.verdict.value if outcome.counted else "set aside" for outcome in outcomes]
+    return [outcome.kind.value if outcome.counted else "set aside" for outcome in outcomes]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_response_that_drips_does_not_last_longer_than_the_timeout(make_webhoo
         began_at = time.monotonic()
         (outcome,) = make_webhooks(receiver.url(), timeout=0.5).publish([make_message()])
         ended.set()
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert outcome.error.endswith("no response in time")
     assert time.monotonic() - began_at < 60
 
@@ -120,7 +120,7 @@ def test_a_server_that_does_not_read_is_an_outage(make_webhooks: MakePublisher):
     with socket.create_server(("127.0.0.1", 0)) as server:
         publisher = make_webhooks(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=0.5)
         (outcome,) = publisher.publish([make_message(payload=b"x" * 20_000_000)])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert outcome.error.endswith("no response in time")
 
 

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.brokers.kafka.errors import MEANINGS, Blame
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka.mock import INIT_PRODUCER_ID, PRODUCE, MockCluster, mock_cluster
@@ -64,8 +64,8 @@ def bodies(cluster: MockCluster, topic: str) -> list[int]:
     return [int(record.value()) for record in read_topic(cluster.servers, topic, {})]
 
 
-def verdicts(outcomes: Any) -> list[Verdict]:
-    return [outcome.verdict for outcome in outcomes]
+def verdicts(outcomes: Any) -> list[OutcomeKind]:
+    return [outcome.kind for outcome in outcomes]
 
 
 def only(outcomes: Any) -> Outcome:
@@ -121,19 +121,19 @@ def test_a_batch_that_kafka_refuses_as_a_whole_is_refused(cluster, topic, make_p
 def test_a_refused_message_is_found_if_it_is_alone(cluster, topic, make_publisher):
     cluster.fail(PRODUCE, KafkaError.MSG_SIZE_TOO_LARGE)
     outcome = only(make_publisher().publish(keyed(topic, 1)))
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "kafka.too_large")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "kafka.too_large")
 
 
 def test_an_unknown_refusal_is_deferred(cluster, topic, make_publisher):
     cluster.fail(PRODUCE, KafkaError.SECURITY_DISABLED)
     outcome = only(make_publisher().publish(keyed(topic, 1)))
-    assert (outcome.verdict, outcome.error_class) == (Verdict.DEFERRED, "kafka.security_disabled")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.DEFERRED, "kafka.security_disabled")
 
 
 TOPIC_ERRORS = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART: (Verdict.DEFERRED, "kafka.unknown_topic", "create the topic"),
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: (Verdict.DEFERRED, "kafka.not_authorized", "permission to write"),
-    KafkaError.TOPIC_EXCEPTION: (Verdict.REJECTED, "kafka.invalid_topic", "up to 249 letters"),
+    KafkaError.UNKNOWN_TOPIC_OR_PART: (OutcomeKind.DEFERRED, "kafka.unknown_topic", "create the topic"),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: (OutcomeKind.DEFERRED, "kafka.not_authorized", "permission to write"),
+    KafkaError.TOPIC_EXCEPTION: (OutcomeKind.REJECTED, "kafka.invalid_topic", "up to 249 letters"),
 }
 
 
@@ -210,7 +210,7 @@ def test_a_message_that_is_not_confirmed_while_others_are_is_set_aside(cluster, 
         accepted, outcome = publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)])
         assert time.monotonic() - began < 5.5
     assert accepted == ACCEPTED
-    assert (outcome.verdict, outcome.counted, outcome.error_class) == (Verdict.DEFERRED, False, "kafka.stalled")
+    assert (outcome.kind, outcome.counted, outcome.error_class) == (OutcomeKind.DEFERRED, False, "kafka.stalled")
 
 
 def test_messages_that_brokers_which_respond_do_not_confirm_do_not_pass_for_an_outage(cluster, topic, make_publisher):
@@ -221,8 +221,8 @@ def test_messages_that_brokers_which_respond_do_not_confirm_do_not_pass_for_an_o
     assert publisher.publish(unkeyed(topic, 1)) == [ACCEPTED]
     with cluster.down(2):
         outcomes = publisher.publish(unkeyed(topic, 3))
-    found = {(outcome.verdict, outcome.counted, outcome.error_class) for outcome in outcomes}
-    assert found == {(Verdict.DEFERRED, False, "kafka.stalled")}
+    found = {(outcome.kind, outcome.counted, outcome.error_class) for outcome in outcomes}
+    assert found == {(OutcomeKind.DEFERRED, False, "kafka.stalled")}
 
 
 def test_a_topic_that_is_missing_is_waited_for_only_once(cluster, topic, make_publisher):
@@ -250,13 +250,13 @@ RETRIED = [
 def test_an_error_of_the_broker_is_not_the_fault_of_a_message(cluster, topic, make_publisher, code):
     cluster.fail(PRODUCE, code)
     outcome = only(make_publisher({"retry.backoff.ms": 10}).publish(keyed(topic, 1)))
-    assert outcome.verdict in {Verdict.ACCEPTED, Verdict.UNANSWERED}
+    assert outcome.kind in {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
 
 
 def test_a_user_who_may_not_use_idempotent_producers_is_told(cluster, topic, make_publisher):
     cluster.fail(INIT_PRODUCER_ID, *[KafkaError.CLUSTER_AUTHORIZATION_FAILED] * 3)
     outcome = only(make_publisher(timeout=2.0).publish(keyed(topic, 1)))
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert "IdempotentWrite" in outcome.error
 
 
@@ -274,7 +274,7 @@ def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, t
     assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
     began = time.monotonic()
     with cluster.down():
-        assert verdicts(publisher.publish(keyed(topic, 100))) == [Verdict.UNANSWERED] * 100
+        assert verdicts(publisher.publish(keyed(topic, 100))) == [OutcomeKind.UNANSWERED] * 100
     assert time.monotonic() - began < 30
     assert publisher.publish([make_message(topic, b"7")]) == [ACCEPTED]
     assert sorted(bodies(cluster, topic)) == [0, 7]

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.cimpl import NewPartitions
 
 from django_outbox.brokers.kafka import KafkaPublisher
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.jars import KAFKA
@@ -72,7 +72,7 @@ def publish_all(publish: Callable[[Sequence[Message]], Sequence[Outcome]], left:
         if outcome is ACCEPTED:
             del left[0]
         else:
-            assert outcome.verdict in (Verdict.UNANSWERED, Verdict.DEFERRED), outcome
+            assert outcome.kind in (OutcomeKind.UNANSWERED, OutcomeKind.DEFERRED), outcome
             assert not outcome.counted, outcome
 
 
@@ -117,7 +117,7 @@ def test_an_outage_of_all_brokers_ends_by_itself(healthy: Cluster, publisher: Ka
     for broker in healthy.brokers:
         broker.kill()
     outcomes = publisher.publish(messages(topic, 5, 5))
-    assert {outcome.verdict for outcome in outcomes} == {Verdict.UNANSWERED}
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.UNANSWERED}
     for broker in healthy.brokers:
         broker.boot()
     healthy.wait()
@@ -136,7 +136,7 @@ def test_a_topic_that_is_deleted_and_created_again_takes_messages(healthy: Clust
     def publish(batch: Sequence[Message]) -> Sequence[Outcome]:
         # Until the publisher has learned of the new topic, the message is retried.
         return [
-            outcome if outcome is ACCEPTED else Outcome(Verdict.DEFERRED, outcome.error, counted=False)
+            outcome if outcome is ACCEPTED else Outcome(OutcomeKind.DEFERRED, outcome.error, counted=False)
             for outcome in publisher.publish(batch)
         ]
 

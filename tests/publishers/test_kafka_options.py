@@ -11,7 +11,7 @@ from cloudevents.v1.kafka import KafkaMessage, from_binary, from_structured
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
-from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.messages import ACCEPTED, Message, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka.mock import MockCluster, mock_cluster
@@ -208,5 +208,5 @@ def test_a_connection_that_fails_has_a_remedy(config, text):
     assert text in reason
     assert "s3cret" not in reason
     (outcome,) = publisher.publish([make_message("t")])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     publisher.close()

@@ -10,7 +10,7 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from django_outbox.brokers.kafka import KafkaPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
@@ -155,7 +155,7 @@ def test_a_wrong_password_is_an_outage_with_a_remedy_and_is_shown_nowhere(
     assert "sasl options in config" in reason
     assert "wr0ng" not in reason
     (outcome,) = publisher.publish([make_message(unique_name())])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
 
 
 def test_a_topic_that_is_refused_holds_up_no_topic_that_is_allowed(secured: Secured, make_publisher: MakePublisher):
@@ -166,7 +166,7 @@ def test_a_topic_that_is_refused_holds_up_no_topic_that_is_allowed(secured: Secu
     batch = [make_message(topic, str(n).encode()) for n in range(10) for topic in (allowed, refused)]
     outcomes = publisher.publish(batch)
     assert outcomes[::2] == [ACCEPTED] * 10
-    assert {outcome.verdict for outcome in outcomes[1::2]} == {Verdict.DEFERRED}
+    assert {outcome.kind for outcome in outcomes[1::2]} == {OutcomeKind.DEFERRED}
     assert len(tools.read_topic(secured.admin, allowed, {})) >= 11
 
 
@@ -181,4 +181,4 @@ def test_an_expired_certificate_of_a_client_is_an_outage_with_a_remedy(secured: 
     publisher = make_publisher(with_certificate(secured, "expired"))
     assert "whether a certificate has expired" in publisher.prepare()
     (outcome,) = publisher.publish([make_message(unique_name())])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED

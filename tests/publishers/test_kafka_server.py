@@ -7,7 +7,7 @@ import pytest
 
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.kafka import KafkaPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka import tools
@@ -38,7 +38,7 @@ def test_a_compacted_topic_refuses_a_message_without_a_key():
     (accepted,), (refused,) = (publisher.publish([message]) for message in messages)
     publisher.close()
     assert accepted == ACCEPTED
-    assert (refused.verdict, refused.error_class) == (Verdict.REJECTED, "kafka.invalid_record")
+    assert (refused.kind, refused.error_class) == (OutcomeKind.REJECTED, "kafka.invalid_record")
 
 
 def test_a_message_beyond_the_limit_of_the_brokers_is_rejected_alone():
@@ -49,4 +49,4 @@ def test_a_message_beyond_the_limit_of_the_brokers_is_rejected_alone():
     outcomes = publisher.publish([make_message(topic), large, make_message(topic)])
     publisher.close()
     assert [outcome is ACCEPTED for outcome in outcomes] == [True, False, True]
-    assert (outcomes[1].verdict, outcomes[1].error_class) == (Verdict.REJECTED, "kafka.too_large")
+    assert (outcomes[1].kind, outcomes[1].error_class) == (OutcomeKind.REJECTED, "kafka.too_large")

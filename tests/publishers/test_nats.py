@@ -11,7 +11,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_
 
 from django_outbox.brokers.nats import publishing
 from django_outbox.brokers.nats.errors import read_response
-from django_outbox.messages import ACCEPTED, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.nats.tools import MakeJetStream, Nats
 
@@ -23,16 +23,16 @@ def only(outcomes: Sequence[Outcome]) -> Outcome:
     return outcome
 
 
-def summary(outcome: Outcome) -> tuple[Verdict, str, bool]:
-    return outcome.verdict, outcome.error_class, outcome.counted
+def summary(outcome: Outcome) -> tuple[OutcomeKind, str, bool]:
+    return outcome.kind, outcome.error_class, outcome.counted
 
 
-def rejected(error_class: str) -> tuple[Verdict, str, bool]:
-    return Verdict.REJECTED, error_class, True
+def rejected(error_class: str) -> tuple[OutcomeKind, str, bool]:
+    return OutcomeKind.REJECTED, error_class, True
 
 
-def waiting(error_class: str) -> tuple[Verdict, str, bool]:
-    return Verdict.DEFERRED, error_class, False
+def waiting(error_class: str) -> tuple[OutcomeKind, str, bool]:
+    return OutcomeKind.DEFERRED, error_class, False
 
 
 # What is sent
@@ -335,14 +335,14 @@ RESPONSES = {
     "too many requests": (response(429, 10167), waiting("nats.busy")),
     "duplicate in process": (response(409, 10158), waiting("nats.busy")),
     "too large for the store": (response(503, 10077, "message too large"), rejected("nats.too_large")),
-    "store failed": (response(503, 10077, "disk"), (Verdict.DEFERRED, "nats.refused", True)),
+    "store failed": (response(503, 10077, "disk"), (OutcomeKind.DEFERRED, "nats.refused", True)),
     "TTL": (response(400, 10166), rejected("nats.refused")),
-    "unknown": (response(500, 99_999), (Verdict.DEFERRED, "nats.refused", True)),
+    "unknown": (response(500, 99_999), (OutcomeKind.DEFERRED, "nats.refused", True)),
 }
 
 
 @pytest.mark.parametrize(("data", "expected"), RESPONSES.values(), ids=RESPONSES.keys())
-def test_an_error_of_jetstream_is_an_outcome(data: bytes, expected: tuple[Verdict, str, bool]):
+def test_an_error_of_jetstream_is_an_outcome(data: bytes, expected: tuple[OutcomeKind, str, bool]):
     outcome = read_response(data)
     assert outcome is not None
     assert summary(outcome) == expected

@@ -7,7 +7,7 @@ import pytest
 from nats.js.api import Placement
 
 from django_outbox.brokers import BatchRefused
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.nats.server import NatsServer, cluster
 from tests.support.nats.tools import MakeJetStream, Nats, nats_port, nats_url
@@ -25,7 +25,7 @@ pytest_plugins = ["tests.support.nats.fixtures"]
 def test_a_refused_port_is_an_error_that_names_it(make_jetstream: MakeJetStream):
     port = free_port()
     publisher = make_jetstream([f"nats://127.0.0.1:{port}", "nats://no-such-host.invalid"], connect_timeout=2.0)
-    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert f"127.0.0.1:{port}: connection refused; start the server, or correct host and port in servers" in error
     assert "no-such-host.invalid:4222: the host name cannot be resolved, check the host in servers" in error
 
@@ -59,7 +59,7 @@ def test_a_connection_that_is_lost_within_a_batch_leaves_the_rest_unanswered_and
     accepted = [outcome is ACCEPTED for outcome in outcomes]
     assert accepted.count(True) > 0
     left = [message for message, is_accepted in zip(messages, accepted, strict=True) if not is_accepted]
-    error = only_error([each for each in outcomes if each is not ACCEPTED], Verdict.UNANSWERED)
+    error = only_error([each for each in outcomes if each is not ACCEPTED], OutcomeKind.UNANSWERED)
     assert f"the connection to NATS at 127.0.0.1:{proxy.port} was lost" in error
     assert publisher.publish(left) == [ACCEPTED] * len(left)
     assert sorted(each.data for each in nats.take(stream)) == sorted(each.payload for each in messages)
@@ -70,7 +70,7 @@ def test_a_server_that_does_not_respond_is_an_outage(nats: Nats, proxies: Proxie
     publisher = make_jetstream(nats_url(port=proxy.port), timeout=1.2)
     assert publisher.prepare() == ""
     proxy.go_silent()
-    error = only_error(publisher.publish([make_message(stream)] * 2), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message(stream)] * 2), OutcomeKind.UNANSWERED)
     assert error == f"NATS at 127.0.0.1:{proxy.port} does not respond"
     proxy.speak()
     eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
@@ -86,7 +86,7 @@ def test_a_server_that_reads_no_more_is_an_outage(make_jetstream: MakeJetStream)
         server.pause()
         # More than the buffers of the sockets take.
         outcomes = publisher.publish([make_message(stream, b"1" * 500_000)] * 40)
-        assert "does not respond" in only_error(outcomes, Verdict.UNANSWERED)
+        assert "does not respond" in only_error(outcomes, OutcomeKind.UNANSWERED)
         server.resume()
         eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
 
@@ -126,13 +126,13 @@ def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies
     eventually(lambda: proxy.connections, "it connects")
     publisher.close()
     thread.join(60)
-    assert only_error(outcomes, Verdict.UNANSWERED) == "the publisher was closed"
+    assert only_error(outcomes, OutcomeKind.UNANSWERED) == "the publisher was closed"
 
 
 def test_jetstream_that_is_not_enabled_is_an_outage(make_jetstream: MakeJetStream):
     with NatsServer(jetstream=False) as server:
         publisher = make_jetstream(server.url)
-        error = only_error(publisher.publish([make_message("t")] * 2), Verdict.UNANSWERED)
+        error = only_error(publisher.publish([make_message("t")] * 2), OutcomeKind.UNANSWERED)
         assert "JetStream is not enabled on the server, or not for this account; start nats-server with -js" in error
         assert publisher.check() == [error]
 
@@ -194,7 +194,7 @@ def test_a_cluster_that_loses_servers(servers: list[NatsServer], make_jetstream:
 
     def outcomes() -> list[Outcome]:
         found = list(publisher.publish([make_message(topic) for topic in (lonely, shared)]))
-        assert not [outcome for outcome in found if outcome.verdict is Verdict.REJECTED]
+        assert not [outcome for outcome in found if outcome.kind is OutcomeKind.REJECTED]
         return found
 
     def is_set_aside() -> bool:
@@ -208,7 +208,7 @@ def test_a_cluster_that_loses_servers(servers: list[NatsServer], make_jetstream:
     other.stop()
 
     def is_outage() -> bool:
-        return {outcome.verdict for outcome in outcomes()} <= {Verdict.UNANSWERED}
+        return {outcome.kind for outcome in outcomes()} <= {OutcomeKind.UNANSWERED}
 
     eventually(is_outage, "everything is unanswered", seconds=90)
     victim.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.nats.credentials import make_credentials
@@ -94,7 +94,7 @@ def test_a_refused_login_is_an_error_that_does_not_show_the_password(
 ):
     caplog.set_level(logging.DEBUG)
     publisher = make_jetstream(f"nats://outbox:s3cret@127.0.0.1:{guarded.port}")
-    error = only_error(publisher.publish([make_message("t")] * 2), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")] * 2), OutcomeKind.UNANSWERED)
     assert f"cannot connect to NATS at 127.0.0.1:{guarded.port}: Authorization Violation; check user" in error
     assert "s3cret" not in error + caplog.text + repr(publisher) + publisher.describe()
 
@@ -108,7 +108,7 @@ def test_a_user_who_may_only_publish_needs_no_other_permission(
     )
     denied, allowed, unknown = publisher.publish([make_message(topic) for topic in ("Other", "shop.a", "shop")])
     assert allowed is ACCEPTED
-    assert (denied.verdict, denied.error_class, denied.counted) == (Verdict.DEFERRED, "nats.not_permitted", True)
+    assert (denied.kind, denied.error_class, denied.counted) == (OutcomeKind.DEFERRED, "nats.not_permitted", True)
     assert "the user may not publish to this subject" in denied.error
     assert unknown.error_class == "nats.not_permitted"
     assert not publisher.check()
@@ -121,7 +121,7 @@ def test_whether_a_stream_has_a_subject_may_be_unknown(
         f"nats://narrow:narrow@127.0.0.1:{guarded.port}", inbox_prefix="_INBOX.narrow", timeout=3.0
     )
     (outcome,) = publisher.publish([make_message("shop.a")])
-    assert (outcome.verdict, outcome.error_class, outcome.counted) == (Verdict.DEFERRED, "nats.not_confirmed", False)
+    assert (outcome.kind, outcome.error_class, outcome.counted) == (OutcomeKind.DEFERRED, "nats.not_confirmed", False)
     assert "permit the user to publish to $JS.API.STREAM.NAMES" in outcome.error
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pika import spec
 
 from django_outbox.brokers.rabbitmq.publishing import NACKED, Unconfirmed
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.rabbitmq.tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight, verdicts
@@ -184,11 +184,11 @@ def test_a_message_that_amqp_cannot_carry_is_rejected_alone(
     poison = make_message(**{"topic": queue, **fields})
     for _ in range(2):
         outcomes = publisher.publish([make_message(queue, b"1"), poison, make_message(queue, b"2")])
-        assert verdicts(outcomes) == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+        assert verdicts(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
         assert reason in outcomes[1].error
     assert [received.body for received in broker.take(queue)] == [b"1", b"2"] * 2
     assert proxy.connections == 1
-    assert only_error(publisher.publish([poison]), Verdict.REJECTED)
+    assert only_error(publisher.publish([poison]), OutcomeKind.REJECTED)
 
 
 def test_headers_fill_the_agreed_frame_to_the_last_byte(broker: Broker, make_publisher: MakePublisher):
@@ -209,10 +209,10 @@ def test_headers_fill_the_agreed_frame_to_the_last_byte(broker: Broker, make_pub
 def test_confirms_of_several_queues_are_matched_to_their_messages(broker: Broker, make_publisher: MakePublisher):
     full = broker.queue(max_length=0, overflow="reject-publish")
     topics = [broker.queue(), broker.queue("quorum"), "nowhere", broker.queue(), full, broker.queue("quorum")]
-    expected = {"nowhere": Verdict.REJECTED, full: Verdict.DEFERRED}
+    expected = {"nowhere": OutcomeKind.REJECTED, full: OutcomeKind.DEFERRED}
     messages = [make_message(topics[n % len(topics)], str(n).encode()) for n in range(3000)]
     outcomes = make_publisher().publish(messages)
-    assert verdicts(outcomes) == [expected.get(message.topic, Verdict.ACCEPTED) for message in messages]
+    assert verdicts(outcomes) == [expected.get(message.topic, OutcomeKind.ACCEPTED) for message in messages]
     for topic in {*topics} - {*expected}:
         bodies = [message.payload for message in messages if message.topic == topic]
         assert [received.body for received in broker.take(topic)] == bodies
@@ -223,7 +223,7 @@ def test_an_unroutable_message_is_rejected_with_the_remedy(broker: Broker, make_
     broker.channel.queue_bind(queue, exchange, "known")
     messages = [make_message("unknown" if n % 3 == 1 else "known", str(n).encode()) for n in range(30)]
     outcomes = make_publisher(exchange=exchange).publish(messages)
-    assert verdicts(outcomes) == [Verdict.REJECTED if n % 3 == 1 else Verdict.ACCEPTED for n in range(30)]
+    assert verdicts(outcomes) == [OutcomeKind.REJECTED if n % 3 == 1 else OutcomeKind.ACCEPTED for n in range(30)]
     assert outcomes[1].error == (
         f"unroutable: 312 NO_ROUTE, exchange '{exchange}', routing key 'unknown'; bind a queue, or set mandatory=False"
     )
@@ -232,7 +232,7 @@ def test_an_unroutable_message_is_rejected_with_the_remedy(broker: Broker, make_
 
 def test_a_message_that_is_in_flight_twice_has_two_outcomes(make_publisher: MakePublisher):
     message = make_message("nowhere")
-    assert only_error(make_publisher().publish([message, message]), Verdict.REJECTED)
+    assert only_error(make_publisher().publish([message, message]), OutcomeKind.REJECTED)
 
 
 def test_an_unroutable_message_is_dropped_if_mandatory_is_false(make_publisher: MakePublisher):
@@ -244,8 +244,8 @@ def test_messages_for_a_full_queue_are_deferred(broker: Broker, make_publisher: 
     publisher = make_publisher()
     outcomes = [publisher.publish([make_message(queue)])[0] for _ in range(8)]
     assert outcomes[:5] == [ACCEPTED] * 5
-    assert {(outcome.verdict, outcome.error, outcome.counted) for outcome in outcomes[5:]} == {
-        (Verdict.DEFERRED, NACKED.error, False)
+    assert {(outcome.kind, outcome.error, outcome.counted) for outcome in outcomes[5:]} == {
+        (OutcomeKind.DEFERRED, NACKED.error, False)
     }
     assert "basic.nack" in NACKED.error
     assert broker.depth(queue) == 5
@@ -266,9 +266,9 @@ def test_a_payload_beyond_the_limit_of_the_broker_is_rejected_alone(
     eventually(lambda: not in_flight(publisher), "the channel was closed")
     proxy.resume()
     too_large, other = publishing.outcomes()
-    assert (too_large.verdict, too_large.error_class) == (Verdict.REJECTED, "rabbitmq.too_large")
+    assert (too_large.kind, too_large.error_class) == (OutcomeKind.REJECTED, "rabbitmq.too_large")
     assert "max_message_size of 1,000 bytes" in too_large.error
-    assert other.verdict is Verdict.UNANSWERED
+    assert other.kind is OutcomeKind.UNANSWERED
     assert "was lost" in other.error
 
 
@@ -300,7 +300,7 @@ def test_without_confirms_a_message_is_accepted_when_the_broker_has_read_it(
     publisher = make_publisher(dangerously_disable_confirms=True)
     for _ in range(2):
         outcomes = publisher.publish([make_message(queue)] * 1200 + [make_message("nowhere")])
-        assert verdicts(outcomes) == [Verdict.ACCEPTED] * 1200 + [Verdict.REJECTED]
+        assert verdicts(outcomes) == [OutcomeKind.ACCEPTED] * 1200 + [OutcomeKind.REJECTED]
     eventually(lambda: broker.depth(queue) == 2400, "all messages are in the queue")
 
 

@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher, call
-from django_outbox.messages import Message, Outcome, Verdict
+from django_outbox.messages import Message, Outcome, OutcomeKind
 from tests.support.children import wait_until
 from tests.support.claimed import make_message
 from tests.support.rabbitmq.cluster import Node, running_cluster
@@ -55,10 +55,10 @@ def publisher(nodes: list[Node]) -> Iterator[RabbitMQPublisher]:
     publisher.close()
 
 
-def by_topic(messages: list[Message], outcomes: list[Outcome]) -> dict[str, Counter[tuple[Verdict, bool]]]:
-    found: dict[str, Counter[tuple[Verdict, bool]]] = {}
+def by_topic(messages: list[Message], outcomes: list[Outcome]) -> dict[str, Counter[tuple[OutcomeKind, bool]]]:
+    found: dict[str, Counter[tuple[OutcomeKind, bool]]] = {}
     for message, outcome in zip(messages, outcomes, strict=True):
-        found.setdefault(message.topic, Counter())[outcome.verdict, outcome.counted] += 1
+        found.setdefault(message.topic, Counter())[outcome.kind, outcome.counted] += 1
     return found
 
 
@@ -69,9 +69,9 @@ def test_queues_without_quorum_or_node_use_up_no_attempt_and_do_not_affect_other
     monkeypatch.setattr(call, "TRIAL_TIMEOUT", 2.0)
     messages = [make_message(topic) for topic in (WITHOUT_QUORUM, DOWN, HEALTHY) for _ in range(100)]
     expected = {
-        WITHOUT_QUORUM: Counter({(Verdict.DEFERRED, False): 100}),
-        DOWN: Counter({(Verdict.DEFERRED, False): 100}),
-        HEALTHY: Counter({(Verdict.ACCEPTED, True): 100}),
+        WITHOUT_QUORUM: Counter({(OutcomeKind.DEFERRED, False): 100}),
+        DOWN: Counter({(OutcomeKind.DEFERRED, False): 100}),
+        HEALTHY: Counter({(OutcomeKind.ACCEPTED, True): 100}),
     }
     outcomes = publisher.publish(messages)
     assert by_topic(messages, [*outcomes]) == expected
@@ -94,9 +94,9 @@ def test_a_batch_of_two_thousand_loses_only_what_is_for_a_queue_without_quorum(n
     messages = [make_message(topic) for topic in backlog(200, 1800, keys)]
     for _ in range(3):
         outcomes = publisher.publish(messages)
-        assert {(each.verdict, each.counted) for each in outcomes[:200]} == {(Verdict.DEFERRED, False)}
+        assert {(each.kind, each.counted) for each in outcomes[:200]} == {(OutcomeKind.DEFERRED, False)}
         assert {each.error_class for each in outcomes[:200]} == {"rabbitmq.stalled"}
-        assert {each.verdict for each in outcomes[200:]} == {Verdict.ACCEPTED}
+        assert {each.kind for each in outcomes[200:]} == {OutcomeKind.ACCEPTED}
     publisher.close()
 
 

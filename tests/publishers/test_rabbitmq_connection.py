@@ -10,7 +10,7 @@ from django.conf import settings
 from pika import spec
 
 from django_outbox.brokers.rabbitmq import connection
-from django_outbox.messages import ACCEPTED, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port
@@ -37,7 +37,7 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 def test_a_missing_exchange_is_named_and_later_found(broker: Broker, make_publisher: MakePublisher, confirms: bool):
     exchange, queue = broker.exchange_name(), broker.queue()
     publisher = make_publisher(exchange=exchange, dangerously_disable_confirms=not confirms)
-    error = only_error(publisher.publish([make_message("t")] * 3), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")] * 3), OutcomeKind.UNANSWERED)
     assert f"404 NOT_FOUND - no exchange '{exchange}' in vhost '/': declare it, or set declare_exchange" in error
     broker.channel.exchange_declare(exchange, "fanout", durable=True)
     broker.channel.queue_bind(queue, exchange)
@@ -47,14 +47,14 @@ def test_a_missing_exchange_is_named_and_later_found(broker: Broker, make_publis
 def test_a_durable_exchange_is_declared_on_demand(broker: Broker, make_publisher: MakePublisher):
     exchange = broker.exchange_name()
     publisher = make_publisher(exchange=exchange, declare_exchange="headers")
-    assert "NO_ROUTE" in only_error(publisher.publish([make_message("t")]), Verdict.REJECTED)
+    assert "NO_ROUTE" in only_error(publisher.publish([make_message("t")]), OutcomeKind.REJECTED)
     # The broker refuses to declare it again with other properties.
     broker.channel.exchange_declare(exchange, "headers", durable=True)
 
 
 def test_an_exchange_of_another_type_is_an_error_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
     publisher = make_publisher(exchange=broker.exchange("fanout"), declare_exchange="topic")
-    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert "406 PRECONDITION_FAILED - inequivalent arg 'type'" in error
     assert "change declare_exchange" in error
 
@@ -62,7 +62,7 @@ def test_an_exchange_of_another_type_is_an_error_with_the_remedy(broker: Broker,
 def test_an_internal_exchange_is_an_error_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
     exchange = broker.exchange_name()
     broker.channel.exchange_declare(exchange, "topic", internal=True)
-    error = only_error(make_publisher(exchange=exchange).publish([make_message("t")]), Verdict.UNANSWERED)
+    error = only_error(make_publisher(exchange=exchange).publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert f"403 ACCESS_REFUSED - cannot publish to internal exchange '{exchange}'" in error
     assert "name another exchange" in error
 
@@ -84,7 +84,7 @@ def test_a_user_that_may_not_write_is_an_error_with_the_remedy(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
 ):
     text = "ACCESS_REFUSED - access to exchange 'shop' in vhost '/' refused for user 'guest'"
-    error = only_error(refused_by_channel(broker, proxy, make_publisher, text), Verdict.UNANSWERED)
+    error = only_error(refused_by_channel(broker, proxy, make_publisher, text), OutcomeKind.UNANSWERED)
     assert f"403 {text}: give the user of the url permission to write" in error
 
 
@@ -93,7 +93,7 @@ def test_a_message_for_a_topic_without_permission_is_deferred(
 ):
     text = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'shop' in vhost '/' refused for user 'guest'"
     (outcome,) = refused_by_channel(broker, proxy, make_publisher, text)
-    assert (outcome.verdict, outcome.error_class) == (Verdict.DEFERRED, "rabbitmq.refused")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.DEFERRED, "rabbitmq.refused")
     assert f"403 {text}: give the user of the url topic permission" in outcome.error
 
 
@@ -111,21 +111,21 @@ def test_a_wrong_password_is_an_error_that_does_not_show_it(
 ):
     caplog.set_level(logging.INFO)
     publisher = make_publisher(broker_url(password="s3cret"))
-    error = only_error(publisher.publish([make_message("t")] * 2), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")] * 2), OutcomeKind.UNANSWERED)
     assert "the login is refused, check user and password in url" in error
     assert "s3cret" not in error + caplog.text + repr(publisher)
 
 
 def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
     publisher = make_publisher(f"{broker_url().rpartition('/')[0]}/no-such-vhost")
-    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert "access to the vhost is refused" in error
     assert "no-such-vhost" in error
 
 
 def test_an_unknown_host_is_an_error_that_names_it(make_publisher: MakePublisher):
     publisher = make_publisher("amqp://guest:guest@no-such-host.invalid/")
-    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert "no-such-host.invalid:5672: the host name cannot be resolved" in error
 
 
@@ -138,7 +138,7 @@ def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_pub
     all_but_one_byte = proxy.beginning.index(last_call) + len(last_call) - 1
     for allowed in (0, 8, all_but_one_byte // 2, all_but_one_byte - 20, all_but_one_byte):
         proxy.hold_back(after=allowed)
-        error = only_error(publisher.publish([make_message(queue)]), Verdict.UNANSWERED)
+        error = only_error(publisher.publish([make_message(queue)]), OutcomeKind.UNANSWERED)
         assert f"cannot connect to RabbitMQ at 127.0.0.1:{proxy.port}: no response in time" in error
     proxy.resume()
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
@@ -162,7 +162,7 @@ def test_a_node_that_is_down_is_skipped(
 def test_the_nodes_are_tried_from_a_random_one(make_publisher: MakePublisher):
     ports = [free_port(), free_port()]
     urls = [broker_url(port=port) for port in ports]
-    errors = {only_error(make_publisher(urls).publish([make_message("t")]), Verdict.UNANSWERED) for _ in range(40)}
+    errors = {only_error(make_publisher(urls).publish([make_message("t")]), OutcomeKind.UNANSWERED) for _ in range(40)}
     orders = {tuple(sorted(ports, key=lambda port: error.index(str(port)))) for error in errors}
     assert orders == {tuple(ports), tuple(reversed(ports))}
 
@@ -184,7 +184,7 @@ def test_unconfirmed_messages_are_unanswered_when_the_connection_is_lost(
     proxy.end_connections()
     outcomes = publishing.outcomes()
     counts = Counter(verdicts(outcomes))
-    assert set(counts) == {Verdict.ACCEPTED, Verdict.UNANSWERED}
+    assert set(counts) == {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
     assert "was lost" in outcomes[-1].error
     arrived = {received.properties.message_id for received in broker.take(queue)}
     assert {str(m.message_id) for m, o in zip(messages, outcomes, strict=True) if o == ACCEPTED} <= arrived
@@ -205,7 +205,7 @@ def test_a_connection_that_the_broker_closes_is_replaced(
     publishing = Publishing(publisher, [make_message(queue)])
     eventually(lambda: in_flight(publisher), "the message was sent")
     proxy.say(spec.Connection.Close(320, "CONNECTION_FORCED - by an operator", 0, 0))
-    assert "320 CONNECTION_FORCED - by an operator" in only_error(publishing.outcomes(), Verdict.UNANSWERED)
+    assert "320 CONNECTION_FORCED - by an operator" in only_error(publishing.outcomes(), OutcomeKind.UNANSWERED)
     proxy.resume()
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
 
@@ -229,7 +229,7 @@ def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
     publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
     assert publisher.publish([make_message(queue, b"first")]) == [ACCEPTED]
     proxy.hold_back()
-    error = only_error(publisher.publish([make_message(queue, b"x" * 400_000)] * 100), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message(queue, b"x" * 400_000)] * 100), OutcomeKind.UNANSWERED)
     assert "has not responded for 1 s" in error
     proxy.resume()
     assert publisher.publish([make_message(queue, b"last")]) == [ACCEPTED]
@@ -257,7 +257,7 @@ def test_a_blocked_connection_is_given_up(
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.say(spec.Connection.Blocked("low on memory"))
     eventually(lambda: "RabbitMQ blocks the connection: low on memory" in caplog.text, "the publisher noticed it")
-    error = only_error(publisher.publish([make_message(queue)] * 2), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message(queue)] * 2), OutcomeKind.UNANSWERED)
     assert "was blocked for 2 s: low on memory" in error
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert broker.depth(queue) == 2
@@ -294,7 +294,7 @@ def test_a_broker_that_opens_no_further_channel_is_given_up(
     proxy.hold_back()
     threads = [Publishing(publisher, [make_message(queue)]) for _ in range(3)]
     for thread in threads:
-        assert "has not responded for 1 s" in only_error(thread.outcomes(), Verdict.UNANSWERED)
+        assert "has not responded for 1 s" in only_error(thread.outcomes(), OutcomeKind.UNANSWERED)
 
 
 # Threads and processes
@@ -332,7 +332,7 @@ def test_close_does_not_wait_for_an_unresponsive_broker(
     publishing = Publishing(publisher, [make_message(queue)])
     eventually(lambda: in_flight(publisher), "the message was sent")
     publisher.close()
-    assert only_error(publishing.outcomes(), Verdict.UNANSWERED) == "the publisher was closed"
+    assert only_error(publishing.outcomes(), OutcomeKind.UNANSWERED) == "the publisher was closed"
     assert publisher_threads() == []
 
 
@@ -342,5 +342,5 @@ def test_close_while_connecting_leaves_no_thread_behind(proxy: TcpProxy, make_pu
     publishing = Publishing(publisher, [make_message("t")])
     eventually(lambda: proxy.connections, "the publisher began to connect")
     publisher.close()
-    assert only_error(publishing.outcomes(), Verdict.UNANSWERED) == "the publisher was closed"
+    assert only_error(publishing.outcomes(), OutcomeKind.UNANSWERED) == "the publisher was closed"
     assert publisher_threads() == []

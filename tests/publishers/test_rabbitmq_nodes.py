@@ -10,7 +10,7 @@ from pika import spec
 
 from django_outbox.brokers.rabbitmq import connection
 from django_outbox.brokers.rabbitmq.connection import AVOIDED_FOR, Nodes
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
 from tests.support.outcomes import only_error
@@ -57,7 +57,7 @@ def test_a_node_that_stops_responding_is_not_tried_first_again(
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert (proxy.connections, other.connections) == (1, 0)
     proxy.hold_back()
-    assert "has not responded for 6 s" in only_error(publisher.publish([make_message(queue)]), Verdict.UNANSWERED)
+    assert "has not responded for 6 s" in only_error(publisher.publish([make_message(queue)]), OutcomeKind.UNANSWERED)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     # The node was asked again over another connection, and is not asked a third time.
     assert (proxy.connections, other.connections) == (2, 1)

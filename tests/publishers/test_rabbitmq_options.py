@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, verdicts
@@ -36,7 +36,7 @@ def test_amqps_refuses_a_certificate_that_is_not_trusted(
 ):
     url = broker_url(scheme="amqps", port=tls_proxy.port)
     publisher = make_publisher(url, ssl={"cafile": str(certificates[trusted])} if trusted else None)
-    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert "the broker's TLS certificate is refused: " in error
     assert "check cafile in the option ssl" in error
 
@@ -52,7 +52,7 @@ def test_a_client_certificate_is_presented(
     messages = [make_message(broker.queue())]
     with TcpProxy(context) as proxy:
         url = broker_url(scheme="amqps", port=proxy.port)
-        assert verdicts(make_publisher(url, ssl=trust).publish(messages)) == [Verdict.UNANSWERED]
+        assert verdicts(make_publisher(url, ssl=trust).publish(messages)) == [OutcomeKind.UNANSWERED]
         assert make_publisher(url, ssl={**trust, **own}).publish(messages) == [ACCEPTED]
 
 

@@ -10,7 +10,7 @@ import redis
 from django.conf import settings
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies
@@ -91,7 +91,7 @@ def test_a_message_without_a_stream_is_rejected(stream):
     publisher = make(stream="{key}")
     (outcome,) = publisher.publish([make_message(stream)])
     publisher.close()
-    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "redis.unencodable")
+    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "redis.unencodable")
 
 
 def test_of_a_batch_that_is_cut_only_messages_that_redis_has_are_accepted(client, stream):
@@ -103,7 +103,7 @@ def test_of_a_batch_that_is_cut_only_messages_that_redis_has_are_accepted(client
         outcomes = publisher.publish([make_message(stream, b'"%s"' % (b"x" * 1000))] * 1000)
         accepted = outcomes.count(ACCEPTED)
         assert accepted < 1000
-        assert {outcome.verdict for outcome in outcomes} <= {Verdict.ACCEPTED, Verdict.UNANSWERED}
+        assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
         assert outcomes[:accepted] == [ACCEPTED] * accepted
         assert accepted <= client.xlen(stream) < 1000
         assert publisher.publish([make_message(stream)]) == [ACCEPTED]
@@ -117,7 +117,7 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(stream):
         assert not publisher.prepare()
         proxy.go_silent()
         (outcome,) = publisher.publish([make_message(stream)])
-        assert (outcome.verdict, outcome.error) == (Verdict.UNANSWERED, "no response in time")
+        assert (outcome.kind, outcome.error) == (OutcomeKind.UNANSWERED, "no response in time")
         assert "no response in time" in publisher.prepare()
         publisher.close()
 

@@ -10,7 +10,7 @@ import redis
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.brokers.redis.errors import explain, outcome_of
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
@@ -54,7 +54,7 @@ def publisher(server: RedisServer) -> Iterator[RedisStreamsPublisher]:
 def test_a_server_that_refuses_every_write_is_an_outage(server, publisher, setting, value, text):
     server.client.config_set(setting, value)
     outcomes = publisher.publish([make_message("s")] * 3)
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNANSWERED] * 3
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNANSWERED] * 3
     assert text in outcomes[0].error
     server.client.config_set(setting, DEFAULTS[setting])
     assert publisher.publish([make_message("s")]) == [ACCEPTED]
@@ -65,7 +65,7 @@ def test_memory_that_runs_out_within_a_batch_leaves_the_rest_unanswered(server, 
     outcomes = publisher.publish([make_message("s", b'"%s"' % (b"x" * 10_000))] * 500)
     accepted = outcomes.count(ACCEPTED)
     assert 0 < accepted < 500
-    assert {outcome.verdict for outcome in outcomes} == {Verdict.ACCEPTED, Verdict.UNANSWERED}
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
     server.client.config_set("maxmemory", "0")
     assert server.client.xlen("s") == accepted + 1
 
@@ -73,7 +73,7 @@ def test_memory_that_runs_out_within_a_batch_leaves_the_rest_unanswered(server, 
 def test_a_replica_is_an_outage_and_is_named_by_the_check(server, publisher):
     server.client.replicaof("127.0.0.1", 1)
     (outcome,) = publisher.publish([make_message("s")])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     assert "name the master in url" in outcome.error
     assert "replica" in publisher.check()[0]
 
@@ -84,7 +84,7 @@ def test_a_login_that_is_refused_is_an_outage_with_a_remedy(server):
     for url in (server.url, f"redis://:wrong@127.0.0.1:{server.port}"):
         publisher = RedisStreamsPublisher("shop", url=url)
         (outcome,) = publisher.publish([make_message("s")])
-        assert outcome.verdict is Verdict.UNANSWERED
+        assert outcome.kind is OutcomeKind.UNANSWERED
         assert "check user, password" in outcome.error
         assert "wrong" not in outcome.error
     publisher = RedisStreamsPublisher("shop", url=f"redis://:right@127.0.0.1:{server.port}")
@@ -99,10 +99,10 @@ def test_a_stream_without_permission_is_deferred_and_a_missing_command_is_an_out
     publisher = RedisStreamsPublisher("shop", url=f"redis://shop:pw@127.0.0.1:{server.port}")
     outcomes = publisher.publish([make_message("other"), make_message("allowed")])
     assert [outcome.error_class for outcome in outcomes] == ["redis.no_permission", ""]
-    assert outcomes[0].verdict is Verdict.DEFERRED
+    assert outcomes[0].kind is OutcomeKind.DEFERRED
     server.client.execute_command("ACL", "SETUSER", "shop", "-xadd")
     (outcome,) = publisher.publish([make_message("allowed")])
-    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.kind is OutcomeKind.UNANSWERED
     publisher.close()
 
 
@@ -123,7 +123,7 @@ def test_a_server_that_is_busy_with_a_script_is_an_outage(server, publisher):
     thread.start()
     try:
         outcome = eventually(lambda: not_accepted(publisher), "the server is busy")
-        assert outcome.verdict is Verdict.UNANSWERED
+        assert outcome.kind is OutcomeKind.UNANSWERED
         assert "script" in outcome.error
     finally:
         server.client.script_kill()
@@ -144,23 +144,23 @@ def test_a_stream_whose_ids_are_used_up_defers_its_messages(server, publisher):
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        ("LOADING Redis is loading the dataset in memory", Verdict.UNANSWERED),
-        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", Verdict.UNANSWERED),
-        ("MISCONF Redis is configured to save RDB snapshots, but ...", Verdict.UNANSWERED),
-        ("UNKILLABLE Sorry the script already executed write commands", Verdict.UNANSWERED),
-        ("CLUSTERDOWN Hash slot not served", Verdict.UNANSWERED),
-        ("MOVED 3999 127.0.0.1:6381", Verdict.UNANSWERED),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", Verdict.UNANSWERED),
-        ("ERR max number of clients reached", Verdict.UNANSWERED),
-        ("ERR unknown command 'XADD', with args beginning with: 's'", Verdict.UNANSWERED),
-        ("ERR Elements are too large to be stored", Verdict.REJECTED),
-        ("WRONGTYPE Operation against a key holding the wrong kind of value", Verdict.REJECTED),
-        ("ERR something else", Verdict.DEFERRED),
+        ("LOADING Redis is loading the dataset in memory", OutcomeKind.UNANSWERED),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", OutcomeKind.UNANSWERED),
+        ("MISCONF Redis is configured to save RDB snapshots, but ...", OutcomeKind.UNANSWERED),
+        ("UNKILLABLE Sorry the script already executed write commands", OutcomeKind.UNANSWERED),
+        ("CLUSTERDOWN Hash slot not served", OutcomeKind.UNANSWERED),
+        ("MOVED 3999 127.0.0.1:6381", OutcomeKind.UNANSWERED),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", OutcomeKind.UNANSWERED),
+        ("ERR max number of clients reached", OutcomeKind.UNANSWERED),
+        ("ERR unknown command 'XADD', with args beginning with: 's'", OutcomeKind.UNANSWERED),
+        ("ERR Elements are too large to be stored", OutcomeKind.REJECTED),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", OutcomeKind.REJECTED),
+        ("ERR something else", OutcomeKind.DEFERRED),
     ],
 )
 def test_other_errors_have_outcomes_too(error, verdict):
     outcome = outcome_of(error)
-    assert outcome.verdict is verdict
+    assert outcome.kind is verdict
     assert error in outcome.error
 
 

@@ -8,7 +8,7 @@ import pytest
 from redis.crc import key_slot
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually
@@ -169,8 +169,8 @@ def test_a_cluster_that_is_down_is_an_outage_although_its_nodes_respond(nodes):
     messages = [make_message(name) for name in streams_of(dead)]
     dead.kill()
     eventually(lambda: other.client.cluster("info")["cluster_state"] == "fail", "the cluster is down")
-    assert {outcome.verdict for outcome in publisher.publish(messages)} == {Verdict.UNANSWERED}
-    assert {outcome.verdict for outcome in publisher.publish(MESSAGES)} == {Verdict.UNANSWERED}
+    assert {outcome.kind for outcome in publisher.publish(messages)} == {OutcomeKind.UNANSWERED}
+    assert {outcome.kind for outcome in publisher.publish(MESSAGES)} == {OutcomeKind.UNANSWERED}
     dead.start()
     eventually(lambda: publisher.publish(MESSAGES) == [ACCEPTED] * len(MESSAGES), "the node is back")
     publisher.close()
@@ -181,7 +181,7 @@ def test_an_outage_of_all_nodes_is_reported_by_prepare(nodes):
     assert publisher.publish(MESSAGES) == [ACCEPTED] * len(MESSAGES)
     for node in nodes:
         node.kill()
-    assert {outcome.verdict for outcome in publisher.publish(MESSAGES[:1])} == {Verdict.UNANSWERED}
+    assert {outcome.kind for outcome in publisher.publish(MESSAGES[:1])} == {OutcomeKind.UNANSWERED}
     assert "connection refused" in publisher.prepare()
     for node in nodes:
         node.start()
@@ -215,5 +215,5 @@ def test_a_shard_without_its_replica_stops_no_other(shards):
 def test_a_cluster_without_any_replica_is_an_outage(nodes):
     publisher = make(nodes, replicas=1, replica_timeout=0.1)
     assert "0 of 1 replicas" in publisher.prepare()
-    assert {outcome.verdict for outcome in publisher.publish(MESSAGES)} == {Verdict.UNANSWERED}
+    assert {outcome.kind for outcome in publisher.publish(MESSAGES)} == {OutcomeKind.UNANSWERED}
     publisher.close()

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from django_outbox.brokers import Incoming, Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
-from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually
@@ -35,7 +35,7 @@ def test_a_message_is_accepted_when_the_replicas_have_it(pair):
     assert replica.client.xlen("s") == 10
     replica.kill()
     outcomes = publisher.publish([make_message("s")] * 2)
-    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNANSWERED] * 2
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNANSWERED] * 2
     assert "0 of 1 replicas confirmed in time" in outcomes[0].error
     # A relay claims nothing, so nothing is sent again and again.
     assert "0 of 1 replicas" in publisher.prepare()
@@ -120,7 +120,7 @@ def test_messages_follow_a_slot_that_is_moved(cluster, in_cluster):
 def test_a_server_of_a_cluster_without_the_option_names_it(cluster):
     publisher = RedisStreamsPublisher("shop", url=cluster[0].url)
     outcomes = publisher.publish([make_message(f"n{n}") for n in range(20)])
-    errors = [outcome.error for outcome in outcomes if outcome.verdict is Verdict.UNANSWERED]
+    errors = [outcome.error for outcome in outcomes if outcome.kind is OutcomeKind.UNANSWERED]
     assert errors
     assert all("set cluster=True" in error for error in errors)
     publisher.close()

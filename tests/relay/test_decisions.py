@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, set_aside, unanswered
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, set_aside, unanswered
 from django_outbox.relay.decisions import Decisions, Policy, decide
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryPolicy
 from tests.support.claimed import make_message
@@ -14,7 +14,7 @@ RETRY = RetryPolicy(max_attempts=3, jitter=0)
 
 DEFERRED = st.builds(
     Outcome,
-    st.just(Verdict.DEFERRED),
+    st.just(OutcomeKind.DEFERRED),
     st.text(max_size=5),
     retry_after=st.none() | st.floats(0, 1e9),
     counted=st.booleans(),
@@ -47,11 +47,11 @@ def test_each_message_gets_the_state_of_its_outcome(batch: Any, blocks: bool):
     for message, outcome in zip(messages, outcomes, strict=True):
         is_last = outcome.counted and message.attempts + 1 >= RETRY.max_attempts
         expected = {
-            Verdict.ACCEPTED: "processed",
-            Verdict.REJECTED: "failed",
-            Verdict.DEFERRED: "failed" if is_last else "retried",
+            OutcomeKind.ACCEPTED: "processed",
+            OutcomeKind.REJECTED: "failed",
+            OutcomeKind.DEFERRED: "failed" if is_last else "retried",
         }
-        assert states.get(message.id) == expected.get(outcome.verdict)
+        assert states.get(message.id) == expected.get(outcome.kind)
 
 
 @given(BATCHES, st.booleans())
@@ -60,7 +60,7 @@ def test_a_failed_message_keeps_its_reason_and_blocks_its_key_where_that_is_set(
     decisions = decide(messages, outcomes, policy(blocks=blocks))
     assert [message.id for message, _ in decisions.failed] == [row.id for row in decisions.settlement.failed]
     for (message, outcome), row in zip(decisions.failed, decisions.settlement.failed, strict=True):
-        assert (row.error, row.error_class) == (outcome.error, outcome.kind)
+        assert (row.error, row.error_class) == (outcome.error, outcome.error_kind)
         assert row.blocks_key is (blocks and bool(message.key))
 
 
@@ -89,7 +89,7 @@ def test_a_retry_function_that_raises_is_a_fault_and_its_message_is_retried():
         raise KeyError(message.id)
 
     messages = [make_message(id=1, attempts=9), make_message(id=2)]
-    outcomes = [Outcome(Verdict.DEFERRED, "later"), set_aside("later", 5)]
+    outcomes = [Outcome(OutcomeKind.DEFERRED, "later"), set_aside("later", 5)]
     decisions = decide(messages, outcomes, Policy(lambda message: refuse))
     assert [row.id for row in decisions.settlement.retried] == [1, 2]
     assert [type(fault) for fault in decisions.faults] == [KeyError]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.rabbitmq import encoding
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
 from django_outbox.relay.sending import isolation as isolating
 from tests.support.claimed import make_message
 from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
@@ -66,7 +66,7 @@ def culprits_of(outcomes: Sequence[Outcome]) -> set[int]:
     return {
         index
         for index, outcome in enumerate(outcomes)
-        if outcome.verdict is Verdict.DEFERRED and isinstance(outcome.cause, Indigestible)
+        if outcome.kind is OutcomeKind.DEFERRED and isinstance(outcome.cause, Indigestible)
     }
 
 
@@ -89,7 +89,7 @@ def test_an_empty_batch_has_no_outcomes():
 
 def test_a_message_that_raises_is_deferred_with_the_exception():
     outcomes = isolate(Receiver({7}).publish, numbered(10))
-    assert verdicts(outcomes) == [Verdict.ACCEPTED] * 7 + [Verdict.DEFERRED] + [Verdict.ACCEPTED] * 2
+    assert verdicts(outcomes) == [OutcomeKind.ACCEPTED] * 7 + [OutcomeKind.DEFERRED] + [OutcomeKind.ACCEPTED] * 2
     assert outcomes[7].error == "Indigestible: id 7"
     assert outcomes[7].error_class == "tests.relay.test_isolation.Indigestible"
     assert isinstance(outcomes[7].cause, Indigestible)
@@ -117,9 +117,9 @@ def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: 
     outcomes = isolate(receiver.publish, numbered(count))
     if receiver.taken:
         assert culprits_of(outcomes) == poison
-        assert set(verdicts(outcomes)) <= {Verdict.ACCEPTED, Verdict.DEFERRED}
+        assert set(verdicts(outcomes)) <= {OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED}
     else:
-        assert set(verdicts(outcomes)) == {Verdict.UNANSWERED}
+        assert set(verdicts(outcomes)) == {OutcomeKind.UNANSWERED}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_many_poison_messages_hide_no_other_message(poison: range):
 def test_an_outage_that_raises_uses_up_no_attempts_and_ends_soon(count: int):
     receiver = Receiver(range(count))
     outcomes = isolate(receiver.publish, numbered(count))
-    assert set(verdicts(outcomes)) == {Verdict.UNANSWERED}
+    assert set(verdicts(outcomes)) == {OutcomeKind.UNANSWERED}
     assert {outcome.error for outcome in outcomes} == {"Indigestible: id 0"}
     assert len(receiver.batches) <= 31
 
@@ -163,7 +163,8 @@ def test_unanswered_messages_are_not_published_again():
         batches.append(messages)
         return [ACCEPTED, unanswered("gone"), ACCEPTED]
 
-    assert verdicts(isolate(publish, numbered(3))) == [Verdict.ACCEPTED, Verdict.UNANSWERED, Verdict.ACCEPTED]
+    outcomes = isolate(publish, numbered(3))
+    assert verdicts(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED, OutcomeKind.ACCEPTED]
     assert len(batches) == 1
 
 
@@ -178,7 +179,7 @@ def test_a_wrong_number_of_outcomes_counts_as_an_exception(count: int):
         return [ACCEPTED] if [message.id for message in messages] == [0] else [ACCEPTED] * count
 
     outcomes = isolate(publish, numbered(3))
-    assert verdicts(outcomes) == [Verdict.ACCEPTED, Verdict.DEFERRED, Verdict.DEFERRED]
+    assert verdicts(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED, OutcomeKind.DEFERRED]
     assert outcomes[2].error == f"ValueError: the publisher returned the wrong number of outcomes: {count} instead of 1"
 
 
@@ -186,13 +187,13 @@ def test_a_search_that_must_end_leaves_the_rest_without_blaming_a_broker_that_re
     receiver = Receiver({0})
     outcomes = isolate(receiver.publish, numbered(8), may_not_begin=lambda: len(receiver.batches) == 3)
     assert receiver.batches == [[*range(8)], [*range(4)], [*range(4, 8)]]
-    assert verdicts(outcomes) == [Verdict.BLOCKED] * 4 + [Verdict.ACCEPTED] * 4
+    assert verdicts(outcomes) == [OutcomeKind.BLOCKED] * 4 + [OutcomeKind.ACCEPTED] * 4
 
 
 def test_a_search_that_must_end_before_the_broker_responded_is_an_outage():
     receiver = Receiver({0, 7})
     outcomes = isolate(receiver.publish, numbered(8), may_not_begin=lambda: len(receiver.batches) == 3)
-    assert verdicts(outcomes) == [Verdict.UNANSWERED] * 8
+    assert verdicts(outcomes) == [OutcomeKind.UNANSWERED] * 8
     assert outcomes[0].error == "Indigestible: id 0"
 
 
@@ -265,8 +266,8 @@ def test_no_message_is_accepted_before_an_earlier_one_of_its_key(data: st.DataOb
         if receiver.taken:
             assert [outcomes[id] for id in good] == [ACCEPTED] * len(good)
         rest = ids[len(good) :]
-        assert all(outcomes[id] is BLOCKED or outcomes[id].verdict is Verdict.UNANSWERED for id in rest[1:])
-        assert not rest or outcomes[rest[0]].verdict in {Verdict.DEFERRED, Verdict.UNANSWERED}
+        assert all(outcomes[id] is BLOCKED or outcomes[id].kind is OutcomeKind.UNANSWERED for id in rest[1:])
+        assert not rest or outcomes[rest[0]].kind in {OutcomeKind.DEFERRED, OutcomeKind.UNANSWERED}
 
 
 def test_messages_behind_a_culprit_are_blocked():
@@ -296,7 +297,7 @@ def test_a_message_that_makes_rabbitmq_close_the_channel_is_rejected_alone(
     outcomes = isolate(publisher.publish, messages)
     assert {index for index, outcome in enumerate(outcomes) if outcome != ACCEPTED} == {*poison}
     for index, words in {20: '"CC",longstr', 150: '"BCC",signedint', 151: '"CC",table'}.items():
-        assert outcomes[index].verdict is Verdict.REJECTED
+        assert outcomes[index].kind is OutcomeKind.REJECTED
         assert outcomes[index].error_class == "rabbitmq.refused"
         assert f"406 PRECONDITION_FAILED - invalid message: {{unacceptable_type_in_header,{words}}}" in (
             outcomes[index].error
@@ -311,7 +312,7 @@ def test_a_single_message_that_rabbitmq_refuses_is_rejected(broker: Broker, make
     publisher = make_publisher()
     for _ in range(2):
         (outcome,) = publisher.publish([make_message(broker.queue(), headers={"CC": 5})])
-        assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "rabbitmq.refused")
+        assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "rabbitmq.refused")
 
 
 @pytest.mark.usefixtures("unguarded")
@@ -332,7 +333,7 @@ def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
     try:
         for _ in range(5):
             bad = [make_message(queue, headers={"CC": "text"} if n == 30 else {}) for n in range(100)]
-            assert verdicts(isolate(publisher.publish, bad)).count(Verdict.REJECTED) == 1
+            assert verdicts(isolate(publisher.publish, bad)).count(OutcomeKind.REJECTED) == 1
     finally:
         stop.set()
         thread.join(60)
@@ -344,5 +345,5 @@ def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
 
 def test_a_missing_exchange_is_an_outage(broker: Broker, make_publisher: MakePublisher):
     outcomes = isolate(make_publisher(exchange=broker.exchange_name()).publish, [make_message("t")] * 50)
-    assert set(verdicts(outcomes)) == {Verdict.UNANSWERED}
+    assert set(verdicts(outcomes)) == {OutcomeKind.UNANSWERED}
     assert "no exchange" in outcomes[0].error

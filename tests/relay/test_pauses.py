@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.exceptions import TransactionForbidden
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, retry_later
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, retry_later
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.models.message import LATEST
 from django_outbox.relay import Relay
@@ -236,7 +236,7 @@ def test_a_session_that_ends_before_messages_are_held_is_an_outage(
             return ACCEPTED
         ended.append(message.id)
         kill(using)
-        return Outcome(Verdict.UNANSWERED, "the network is down")
+        return Outcome(OutcomeKind.UNANSWERED, "the network is down")
 
     scripted.answer = end_session_once
     with relays_in_threads(using=using, poll_interval=0.05, limits=LIMITS) as start:

@@ -11,7 +11,7 @@ from django_outbox import OutboxMessage
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import NO_REASON, call_publisher
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, unanswered
 from django_outbox.relay import Relay
 from django_outbox.signals import breaker_changed
 from tests.support.messages import put
@@ -71,7 +71,7 @@ NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
     "too many": lambda messages: [ACCEPTED] * (len(messages) + 1),
     "an endless generator": endless,
     "a generator that raises": generating(KeyError("a bug")),
-    "verdicts": lambda messages: [Verdict.ACCEPTED] * len(messages),
+    "verdicts": lambda messages: [OutcomeKind.ACCEPTED] * len(messages),
     "what raises on comparison": lambda messages: [Verdictless()] * len(messages),
     "an exception": raising(KeyError("a bug")),
     "an exception without a text": raising(Unprintable()),
@@ -89,7 +89,7 @@ NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
     "a refusal without a reason": raising(BatchRefused("", [])),
     "an outage without a reason": lambda messages: [unanswered("")] * len(messages),
     "an outage with a blank reason": lambda messages: [unanswered(" \n")] * len(messages),
-    "an outage with None for a reason": lambda messages: [Outcome(Verdict.UNANSWERED, error=None)] * 5,  # type: ignore[arg-type]
+    "an outage with None for a reason": lambda messages: [Outcome(OutcomeKind.UNANSWERED, error=None)] * 5,  # type: ignore[arg-type]
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
 from django_outbox.relay.sending.broker import publish_in_waves
 
 REJECTED, DEFERRED, UNANSWERED = rejected("never"), retry_later("later"), unanswered("unavailable")
@@ -93,10 +93,10 @@ def test_the_order_of_each_key_is_kept_with_any_outcomes(batch: list[tuple[str, 
         assert len(keyed) == len(set(keyed))
     assert [outcome is BLOCKED for outcome in found] == [id not in published for id in keys]
     assert all(found[id - 1] is given_outcomes[id] for id in published)
-    passing = {Verdict.ACCEPTED} if failed_blocks_key else {Verdict.ACCEPTED, Verdict.REJECTED}
+    passing = {OutcomeKind.ACCEPTED} if failed_blocks_key else {OutcomeKind.ACCEPTED, OutcomeKind.REJECTED}
     for key in ("a", "b", "c"):
         own = [id for id in published if keys[id] == key]
         assert own == sorted(own)
         assert own == [id for id in keys if keys[id] == key][: len(own)]
-        assert all(given_outcomes[id].verdict in passing for id in own[:-1])
+        assert all(given_outcomes[id].kind in passing for id in own[:-1])
     assert all(id in published for id, key in keys.items() if not key)

@@ -8,7 +8,7 @@ import pytest
 from django_outbox import OutboxMessage
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import NO_REASON
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
 from django_outbox.relay import Relay
 from tests.support.messages import put
 from tests.support.misbehaviour import (
@@ -41,20 +41,20 @@ def failed_among_others() -> OutboxMessage:
 
 
 def outcome(**fields: Any) -> Outcome:
-    return Outcome(**{"verdict": Verdict.DEFERRED, "error": "busy", **fields})
+    return Outcome(**{"kind": OutcomeKind.DEFERRED, "error": "busy", **fields})
 
 
 NO_OUTCOMES: dict[str, Any] = {
     "None": None,
     "True": True,
-    "Verdict.ACCEPTED": Verdict.ACCEPTED,
+    "OutcomeKind.ACCEPTED": OutcomeKind.ACCEPTED,
     "a number": 7,
     "a text": "accepted",
     "an exception": ValueError("no"),
     "a class": Outcome,
-    "an outcome with a text for a verdict": outcome(verdict="accepted"),
-    "an outcome without a verdict": outcome(verdict=None),
-    "an outcome with an unhashable verdict": outcome(verdict=[]),
+    "an outcome with a text for a verdict": outcome(kind="accepted"),
+    "an outcome without a verdict": outcome(kind=None),
+    "an outcome with an unhashable verdict": outcome(kind=[]),
     "blocked, which only the relay may report": BLOCKED,
     "what raises on comparison": Verdictless(),
 }

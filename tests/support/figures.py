@@ -11,12 +11,12 @@ from django_outbox.monitoring.figures import (
     ConsumerStatus,
     Count,
     FailureGroup,
-    Finding,
     Level,
     PausedType,
     PublisherStatus,
     RelayStatus,
     Status,
+    Verdict,
 )
 
 Unreachable = Callable[[str], AbstractContextManager[None]]
@@ -49,12 +49,12 @@ TROUBLED = PublisherStatus(
 FORGOTTEN = PublisherStatus(alias="old", configured=False, due=Count(7), oldest_due=90.0)
 
 VERDICTS = (
-    Finding(Level.CRITICAL, "not_delivering", f"Not delivering: {SECRET}.", "default"),
-    Finding(Level.WARNING, "paused", f"Paused by {SECRET}.", "default"),
-    Finding(Level.WARNING, "paused", f"Messages of type {SECRET} are paused.", "default"),
-    Finding(Level.WARNING, "blocked", f"1 key is blocked, for example {SECRET}.", "default"),
-    Finding(Level.WARNING, "not_receiving", f"Consumer unavailable: {SECRET}.", consumer="orders"),
-    Finding(Level.WARNING, "failed", "1,138 messages failed."),
+    Verdict(Level.CRITICAL, "not_delivering", f"Not delivering: {SECRET}.", "default"),
+    Verdict(Level.WARNING, "paused", f"Paused by {SECRET}.", "default"),
+    Verdict(Level.WARNING, "paused", f"Messages of type {SECRET} are paused.", "default"),
+    Verdict(Level.WARNING, "blocked", f"1 key is blocked, for example {SECRET}.", "default"),
+    Verdict(Level.WARNING, "not_receiving", f"Consumer unavailable: {SECRET}.", consumer="orders"),
+    Verdict(Level.WARNING, "failed", "1,138 messages failed."),
 )
 
 

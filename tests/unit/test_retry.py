@@ -87,7 +87,7 @@ def chain(*errors: BaseException) -> BaseException:
 
 
 def is_retried(cause: BaseException | None, **fields: Any) -> bool:
-    return retry_delay(MESSAGE, Outcome(BUSY.verdict, "busy", cause=cause), RetryPolicy(**fields)) is not None
+    return retry_delay(MESSAGE, Outcome(BUSY.kind, "busy", cause=cause), RetryPolicy(**fields)) is not None
 
 
 def test_neither_affects_a_failed_attempt_without_a_cause():

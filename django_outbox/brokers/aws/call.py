@@ -13,7 +13,7 @@ from django_outbox.messages import (
     ACCEPTED,
     Message,
     Outcome,
-    Verdict,
+    OutcomeKind,
     rejected,
     retry_later,
     set_aside,
@@ -154,7 +154,7 @@ class AWSCall(EncodedCall[Message, Entry]):
             self._failing |= dict.fromkeys(indexes, problem)
             return
         outcome = _outcome(problem)
-        if outcome.verdict is Verdict.DEFERRED or problem.kind is Kind.MISSING:
+        if outcome.kind is OutcomeKind.DEFERRED or problem.kind is Kind.MISSING:
             outcome = self._closed.setdefault(destination, outcome)
         self.set_all(indexes, outcome)
 

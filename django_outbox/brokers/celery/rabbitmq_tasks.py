@@ -16,7 +16,7 @@ from django_outbox.brokers.celery.encoding import PROPERTIES, TaskMessage
 from django_outbox.brokers.celery.options import amqp_urls, connect, read_ssl
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.encoding import Encoded, encode_properties, encode_publish
-from django_outbox.messages import Message, Outcome, Verdict, rejected
+from django_outbox.messages import Message, Outcome, OutcomeKind, rejected
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe
 
@@ -57,7 +57,7 @@ class RabbitMQTasks(RabbitMQPublisher):
 
     def _publish_again(self, tasks: Sequence[TaskMessage], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Declare the queues of messages that were unroutable, and send these messages once more."""
-        if any(outcome.verdict is Verdict.UNANSWERED for outcome in outcomes):
+        if any(outcome.kind is OutcomeKind.UNANSWERED for outcome in outcomes):
             # The broker may come back without its queues.
             self._forget()
         indexes = [n for n, outcome in enumerate(outcomes) if outcome.error_class == UNROUTABLE and tasks[n].queues]

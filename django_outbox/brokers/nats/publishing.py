@@ -21,7 +21,7 @@ from django_outbox.brokers.nats.errors import (
 )
 from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.brokers.suspensions import FORGET_AFTER, Suspensions
-from django_outbox.messages import Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
+from django_outbox.messages import Message, Outcome, OutcomeKind, rejected, retry_later, set_aside, unanswered
 from django_outbox.utils.logs import logger
 
 WRITE_SIZE = 64 * 1024
@@ -188,9 +188,9 @@ class NatsPublisherConnection(NatsConnection):
         outcomes = await asyncio.gather(*(self._api.judge(subject.decode(), stalled=stalled) for subject in subjects))
         by_subject = dict(zip(subjects, outcomes, strict=True))
         for subject, outcome in by_subject.items():
-            if stalled and outcome.verdict is Verdict.DEFERRED:
+            if stalled and outcome.kind is OutcomeKind.DEFERRED:
                 self._suspensions.begin(subject, outcome.error, outcome.error_class, least=STALLED_WAIT)
-            elif outcome.verdict is Verdict.REJECTED:
+            elif outcome.kind is OutcomeKind.REJECTED:
                 self._suspensions.end(subject)
         not_asked = set_aside("no stream has confirmed the message", BUSY_WAIT, error_class="nats.stalled")
         for sent in messages:

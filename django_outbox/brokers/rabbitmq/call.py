@@ -10,7 +10,7 @@ from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch
 from django_outbox.brokers.suspensions import FIRST_WAIT, FORGET_AFTER, Suspensions
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, set_aside
 
 ROUND_INTERVAL = 5.0
 """Minimum number of seconds between two rounds of trials of destinations that were set aside. A round may hold up the
@@ -171,7 +171,7 @@ class RabbitMQCall(Call[Message]):
                 outcome, destination = self.outcomes[index], self._destination(index)
                 if outcome is None:
                     self._set_aside(index, STALLED, STALLED_CLASS, batch)
-                elif outcome.verdict is Verdict.UNANSWERED:
+                elif outcome.kind is OutcomeKind.UNANSWERED:
                     # The connection could not be opened, or was lost: the destination's other messages share that.
                     self._set_aside_now[destination] = outcome
                 elif not batch.nacked:

@@ -11,7 +11,7 @@ from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import LEAVE_SERVER, REDIRECTS, Lost, code_of, explain, outcome_of
 from django_outbox.brokers.redis.options import Address, PublishingOptions
 from django_outbox.brokers.redis.servers import NODE_UNAVAILABLE, NODE_WAIT, SINGLE, Servers
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, set_aside, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, set_aside, unanswered
 
 MAX_ROUNDS = 5
 """Maximum number of times that a message is sent, as long as the nodes of a cluster redirect it."""
@@ -272,7 +272,7 @@ class RedisCall(EncodedCall[Message, bytes]):
     def _result(self) -> list[Outcome]:
         """Return the outcomes; if some nodes of a cluster accept messages, messages for other nodes are set aside."""
         outcomes = self.complete()
-        missing = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.UNANSWERED]
+        missing = [index for index, outcome in enumerate(outcomes) if outcome.kind is OutcomeKind.UNANSWERED]
         if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
             return outcomes
         for pipeline in self._failed.values():
@@ -306,4 +306,4 @@ class RedisCall(EncodedCall[Message, bytes]):
         except Lost:
             return False
         refusal = replies.errors.get(0, "")
-        return not is_missing and outcome_of(refusal).verdict is not Verdict.UNANSWERED
+        return not is_missing and outcome_of(refusal).kind is not OutcomeKind.UNANSWERED

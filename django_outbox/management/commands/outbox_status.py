@@ -19,7 +19,7 @@ from django_outbox.conf import get_settings
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align, explain
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, StreamStatus, judge
+from django_outbox.monitoring.figures import MAX_AGE, Count, StreamStatus, Verdict, judge
 from django_outbox.utils.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60
@@ -69,7 +69,7 @@ class Command(OutboxCommand):
         try:
             if options["json"]:
                 values = asdict(replace(figures, verdicts=()))
-                values |= {"verdicts": list(map(_finding, figures.verdicts)), "level": figures.level.name}
+                values |= {"verdicts": list(map(_verdict, figures.verdicts)), "level": figures.level.name}
                 self.stdout.write(json.dumps(values, cls=DjangoJSONEncoder, indent=2))
             else:
                 self._print(figures, options["verbosity"])
@@ -111,10 +111,10 @@ def _tables(figures: Status) -> Iterator[tuple[str, list[Sequence[str]]]]:
             yield title, rows
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _verdict(verdict: Verdict) -> dict[str, Any]:
     names = ("level", "code", "sentence", "publisher", "consumer")
-    values = {name: asdict(value) if isinstance(value, Count) else value for name, value in finding.values.items()}
-    return {**{name: getattr(finding, name) for name in names}, "values": values}
+    values = {name: asdict(value) if isinstance(value, Count) else value for name, value in verdict.values.items()}
+    return {**{name: getattr(verdict, name) for name in names}, "values": values}
 
 
 def _publishers(figures: Status) -> Iterable[Sequence[str]]:

@@ -19,7 +19,7 @@ from django_outbox.messages import (
     MAX_ERROR_LENGTH,
     Message,
     Outcome,
-    Verdict,
+    OutcomeKind,
     rejected,
     retry_later,
     set_aside,
@@ -66,7 +66,7 @@ class TransactionLost(Exception):
         reason = str(self.error) if is_timeout else describe(self.error, MAX_ERROR_LENGTH)
         if self.attempted is not None and (is_timeout or message.error_class == LOST):
             # The publisher was dealing with a failure, and most likely loses the transaction each time.
-            outcome = rejected(f"{self.attempted.error}; then: {reason}", error_class=self.attempted.kind)
+            outcome = rejected(f"{self.attempted.error}; then: {reason}", error_class=self.attempted.error_kind)
         elif is_timeout:
             # Another attempt most likely takes as long. One is enough to find out.
             refuse = rejected if message.error_class == TIMED_OUT else retry_later
@@ -137,11 +137,11 @@ class Savepoints:
             return decisions
         if decisions.failed:
             final = self.run(message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome)
-            if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
+            if final.kind is OutcomeKind.DEFERRED and final.error != outcome.error:
                 # It raised, or what it wrote was refused.
-                final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.kind))
+                final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.error_kind))
             elif final is not ACCEPTED:
-                final = rejected(final.error, error_class=final.kind, cause=final.cause)
+                final = rejected(final.error, error_class=final.error_kind, cause=final.cause)
             decisions = decide([message], [final], policy)
         if decisions.failed or any(row.counted for row in decisions.settlement.retried):
             self._record(message, decisions)

@@ -10,7 +10,7 @@ from django.db import Error
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import is_usable
-from django_outbox.messages import Message, Verdict
+from django_outbox.messages import Message, OutcomeKind
 from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
 from django_outbox.relay.handling.savepoints import Conflict, Savepoints, TransactionLost, refresh_other_connections
@@ -141,7 +141,7 @@ class TransactionalDeliverer:
             decisions.add(index, one)
             if message.key and not one.settlement.processed and (not one.failed or phases.policy.failed_blocks_key):
                 blocked.add(message.key)
-            if one.outcomes[0].verdict is Verdict.UNANSWERED:
+            if one.outcomes[0].kind is OutcomeKind.UNANSWERED:
                 break
         if len(messages) > 1:
             store.limit_lock_waits(None)

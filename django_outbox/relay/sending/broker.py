@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from django_outbox.brokers.outcomes import call_publisher
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
 from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions, decide
 from django_outbox.relay.sending.isolation import isolate
@@ -87,7 +87,7 @@ def publish_in_waves(
         One outcome per message, in the order of `messages`.
     """
     outcomes: list[Outcome] = [BLOCKED] * len(messages)
-    passing = {Verdict.ACCEPTED} if failed_blocks_key else {Verdict.ACCEPTED, Verdict.REJECTED}
+    passing = {OutcomeKind.ACCEPTED} if failed_blocks_key else {OutcomeKind.ACCEPTED, OutcomeKind.REJECTED}
     blocked_keys: set[str] = set()
     for candidates in _split_into_waves(messages):
         wave = candidates
@@ -98,10 +98,10 @@ def publish_in_waves(
         outage = False
         for index, outcome in zip(wave, publish([messages[index] for index in wave]), strict=True):
             outcomes[index] = outcome
-            if outcome is ACCEPTED or outcome.verdict in passing:
+            if outcome is ACCEPTED or outcome.kind in passing:
                 continue
             blocked_keys.add(messages[index].key)
-            outage = outage or outcome.verdict is Verdict.UNANSWERED
+            outage = outage or outcome.kind is OutcomeKind.UNANSWERED
         if outage or may_not_begin():
             break
     return outcomes

@@ -12,7 +12,7 @@ from django_outbox.messages import (
     MAX_ERROR_LENGTH,
     Message,
     Outcome,
-    Verdict,
+    OutcomeKind,
     class_path,
     unanswered,
 )
@@ -23,8 +23,8 @@ PARTS_BEFORE_SINGLES = 15
 """Number of parts that may raise, from the first on, before single messages are tried: a batch, its halves, quarters
 and eighths."""
 
-BROKER_RESPONDS = frozenset({Verdict.ACCEPTED, Verdict.REJECTED, Verdict.DEFERRED})
-"""The verdicts that rule out an outage."""
+BROKER_RESPONDS = frozenset({OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.DEFERRED})
+"""The kinds of outcomes that rule out an outage."""
 
 
 def isolate(
@@ -41,7 +41,7 @@ def isolate(
     is then deferred, or rejected if `BatchRefused.permanent` is set. If there is no outcome for any message, it is an
     outage, and no message uses up an attempt. An outage is established after the batch, its halves, quarters and
     eighths, and one message of each sixteenth have raised. Up to 7 culprits among more than 8 messages are always
-    found, wherever they are; far more if they leave a part or one of those single messages free of culprits. Finding
+    found, wherever they are; far more if they leave a part or one of those single messages free of culprits. Verdict
     p culprits among n messages takes about 2 p log2(n) calls.
 
     A part that raised may have reached the broker nonetheless, so its messages are sent again. No message is published
@@ -121,7 +121,7 @@ class _Isolation:
             for index in self._parts.popleft():
                 predecessor = self._predecessors[index]
                 outcome = ACCEPTED if predecessor is None else self._outcomes[predecessor]
-                if predecessor in chosen or (outcome is not None and outcome.verdict is Verdict.ACCEPTED):
+                if predecessor in chosen or (outcome is not None and outcome.kind is OutcomeKind.ACCEPTED):
                     part.append(index)
                     chosen.add(index)
                 elif outcome is None and predecessor not in self._suspects and predecessor not in self._culprits:
@@ -136,9 +136,9 @@ class _Isolation:
         outage = False
         for index, outcome in zip(part, outcomes, strict=True):
             self._outcomes[index] = outcome
-            if outcome is not None and outcome.verdict is Verdict.UNANSWERED:
+            if outcome is not None and outcome.kind is OutcomeKind.UNANSWERED:
                 outage, self._reason = True, outcome.error
-        if any(outcome is not None and outcome.verdict in BROKER_RESPONDS for outcome in outcomes):
+        if any(outcome is not None and outcome.kind in BROKER_RESPONDS for outcome in outcomes):
             self._broker_responds = True
             self._culprits |= self._suspects
             self._suspects.clear()
@@ -190,9 +190,9 @@ def _find_predecessors(messages: Sequence[Message]) -> list[int | None]:
 def _blame(error: BaseException) -> Outcome:
     """Return the outcome of a message that raised alone."""
     if not isinstance(error, BatchRefused):
-        return read_outcome(Outcome(Verdict.DEFERRED, _describe(error), cause=error))
-    verdict = Verdict.REJECTED if error.permanent else Verdict.DEFERRED
-    return read_outcome(Outcome(verdict, _describe(error), error.error_class, error))
+        return read_outcome(Outcome(OutcomeKind.DEFERRED, _describe(error), cause=error))
+    kind = OutcomeKind.REJECTED if error.permanent else OutcomeKind.DEFERRED
+    return read_outcome(Outcome(kind, _describe(error), error.error_class, error))
 
 
 def _describe(error: BaseException) -> str:

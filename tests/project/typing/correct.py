@@ -34,7 +34,7 @@ from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import EventCollector, RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
 from django_outbox.inbox import Received, once, receive
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.relay import Relay, Tally
 from django_outbox.retention import discard
@@ -179,7 +179,7 @@ class QueuePublisher(Publisher):
 
 
 def wait_an_hour(attempt: int, outcome: Outcome, message: Message) -> float | None:
-    return None if attempt > 3 or outcome.verdict is Verdict.REJECTED else 3600 * message.attempts
+    return None if attempt > 3 or outcome.kind is OutcomeKind.REJECTED else 3600 * message.attempts
 
 
 retry: RetryFunction = wait_an_hour

@@ -8,13 +8,13 @@ from django_outbox.monitoring.figures import (
     ConsumerStatus,
     Count,
     FailureGroup,
-    Finding,
     Level,
     PausedType,
     PeriodCount,
     PublisherStatus,
     RelayStatus,
     Status,
+    Verdict,
 )
 
 NOW = datetime.datetime(2026, 5, 31, 3, 0, tzinfo=datetime.timezone.utc)
@@ -108,12 +108,12 @@ def a_bad_night(using: str = "default") -> Status:
         last_hour=tuple(hour),
         last_day=tuple(day),
         verdicts=(
-            Finding(
+            Verdict(
                 Level.CRITICAL,
                 "not_delivering",
                 "Not delivering for 47 min: 100,000+ due for 'default', no relay seen.",
                 "default",
             ),
-            Finding(Level.WARNING, "failed", "1,138 messages failed."),
+            Verdict(Level.WARNING, "failed", "1,138 messages failed."),
         ),
     )

@@ -17,7 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.publishing import BatchChannel, RabbitMQPublisherConnection
-from django_outbox.messages import Message, Outcome, Verdict
+from django_outbox.messages import Message, Outcome, OutcomeKind
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
 
@@ -237,8 +237,8 @@ class Publishing(threading.Thread):
         return self._outcomes
 
 
-def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
-    return [outcome.verdict for outcome in outcomes]
+def verdicts(outcomes: Sequence[Outcome]) -> list[OutcomeKind]:
+    return [outcome.kind for outcome in outcomes]
 
 
 def connection_of(publisher: RabbitMQPublisher) -> RabbitMQPublisherConnection:
