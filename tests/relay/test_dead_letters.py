@@ -11,7 +11,7 @@ from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay.dead_letters import MAX_HEADER_ERROR_LENGTH, copy_failed
 from django_outbox.relay.recorder import signal_settled
-from django_outbox.signals import messages_failed, messages_recovered
+from django_outbox.signals import messages_failed, messages_recovered, phase_finished
 from django_outbox.stores import Failed, Retried, Settlement
 from tests.docs.test_examples import example
 from tests.support.claimed import make_message
@@ -180,21 +180,14 @@ class TestSignals:
             signal_settled("default", "default", [make_message(id=1)], Settlement(processed=[1]))
         assert received.arguments == failures.arguments == []
 
-    def test_the_receivers_in_the_monitoring_guide_work(self, capsys: pytest.CaptureFixture[str]):
-        before = messages_failed.receivers[:], messages_recovered.receivers[:]
+    def test_the_receiver_in_the_monitoring_guide_works(self, capsys: pytest.CaptureFixture[str]):
+        measure = example("monitoring.md", "measure")
         try:
-            alert = example("monitoring.md", "alert")
-            batch = [make_message(id=1, attempts=1), make_message(id=2)]
-            signal_settled("default", "default", batch, Settlement(processed=[1], failed=[Failed(2, "no queue")]))
-            assert capsys.readouterr().out.splitlines() == [
-                f"order.created {batch[1].message_id} failed: no queue",
-                "1 messages were delivered after a retry",
-            ]
-            assert alert
+            arguments = {"phase": "publish", "using": "default", "publisher": "other", "count": 3, "seconds": 0.25}
+            phase_finished.send(sender=None, **arguments)
         finally:
-            messages_failed.receivers[:], messages_recovered.receivers[:] = before
-            for signal in (messages_failed, messages_recovered):
-                signal.sender_receivers_cache.clear()
+            assert phase_finished.disconnect(measure)
+        assert capsys.readouterr().out == "publish of 3 messages for other took 0.250 s\n"
 
     def test_an_exception_of_a_receiver_is_only_logged(self, caplog: pytest.LogCaptureFixture):
         def broken(**_: Any) -> None:

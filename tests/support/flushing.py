@@ -36,12 +36,7 @@ def flush_quickly() -> None:
 
 
 def prepare(connection: BaseDatabaseWrapper) -> None:
-    """Keep a session open for flushing, and do not wait for the disk: nothing has to survive a crash of the machine."""
-    if connection.vendor == "postgresql":
-        name = connection.ops.quote_name(connection.settings_dict["NAME"])
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-        connection.close()
+    """Keep a session open for flushing."""
     if connection.vendor != "sqlite":
         _sessions[connection.alias] = connection.copy()
 
