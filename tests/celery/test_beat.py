@@ -47,7 +47,7 @@ def test_beat_loses_no_run_when_its_session_ends(app: Celery, using: str, tmp_pa
         for _ in range(3):
             before = count(using)
             eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)  # noqa: B023
-            assert end_other_sessions(using) == 1
+            assert end_other_sessions(using)
         before = count(using)
         eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)
     assert_no_run_was_lost(using, log)
@@ -66,7 +66,7 @@ def test_beat_waits_for_a_database_that_accepts_no_connections(app: Celery, tmp_
         eventually(lambda: count(using) >= 1, "a run", seconds=PATIENCE)
         accept("false")
         try:
-            assert end_other_sessions(using) == 1
+            assert end_other_sessions(using)
             eventually(
                 lambda: log.read_text().count("Beat cannot store a scheduled call") >= 2, "it waits", seconds=PATIENCE
             )

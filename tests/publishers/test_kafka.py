@@ -146,7 +146,7 @@ def test_a_topic_that_takes_no_messages_does_not_hold_up_others(cluster, topic, 
     messages = [*keyed(topic, 1), *keyed(elsewhere, 1, key="order-8"), *unkeyed(topic, 3)]
     first, second, *others = publisher.publish(messages)
     assert [first, *others] == [ACCEPTED] * 4
-    assert (second.verdict, second.error_class) == TOPIC_ERRORS[code][:2]
+    assert (second.kind, second.error_class) == TOPIC_ERRORS[code][:2]
     assert TOPIC_ERRORS[code][2] in second.error
     cluster.set_topic_error(elsewhere, 0)
     assert publisher.publish(messages[1:2]) == [ACCEPTED]
@@ -161,7 +161,7 @@ def test_a_topic_may_be_refused_when_messages_are_written(cluster, topic, make_p
         cluster.fail_partition(elsewhere, partition, PRODUCE, code)
     outcomes = publisher.publish([*keyed(topic, 2), *keyed(elsewhere, 2, key="order-8")])
     assert outcomes[:2] == [ACCEPTED] * 2
-    assert {(each.verdict, each.error_class) for each in outcomes[2:]} == {TOPIC_ERRORS[code][:2]}
+    assert {(each.kind, each.error_class) for each in outcomes[2:]} == {TOPIC_ERRORS[code][:2]}
 
 
 def test_many_topics_are_looked_up_together(make_publisher):
