@@ -59,7 +59,7 @@ def refusing_up_to(id: int, using: str, publisher: dict[str, Any]) -> AbstractCo
     return refusing(using, f"OLD.id <= {id}" + (f" AND {SETTLED}" if may_claim else ""))
 
 
-def require_others(using: str, *, seconds: float = 10) -> None:
+def require_others(using: str, *, seconds: float = 60) -> None:
     """Enqueue messages with and without a key, which must be delivered soon."""
     late = [*put(3, using, first=1000), *put(2, using, first=1010, key="late")]
     messages = OutboxMessage.objects.using(using).processed()
