@@ -166,7 +166,8 @@ def test_a_relay_delivers_to_other_servers_while_one_is_down(receiver: Receiver,
     settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": options}}}
     down = put(30, type="down")
     up = put(30, type="up")
-    assert Relay().drain().processed == 30
+    with Relay() as relay:
+        assert relay.drain().processed == 30
     found = rows("default")
     assert {found[id]["attempts"] for id in down} == {0}
     assert {found[id]["failed_at"] for id in down} == {None}
