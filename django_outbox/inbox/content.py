@@ -23,7 +23,6 @@ MAX_HEADERS_LENGTH = 10_000
 
 PLAIN_ENCODINGS = ("", "utf-8", "utf8", "identity")
 
-
 BYTES = (bytes, bytearray, memoryview)
 """The types of values that are bytes."""
 
