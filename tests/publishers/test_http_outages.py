@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.http.fixtures"]
 
 
-def verdicts(outcomes: list[Outcome]) -> list[str]:
+def kinds(outcomes: list[Outcome]) -> list[str]:
     return [outcome.kind.value if outcome.counted else "set aside" for outcome in outcomes]
 
 
@@ -42,7 +42,7 @@ def test_a_server_that_is_down_does_not_hold_up_another_one(
     batch = [make_message(type=type) for type in ("down.a", "up", "down.b", "up")]
     for _ in range(3):
         outcomes = list(publisher.publish(batch))
-        assert verdicts(outcomes) == ["set aside", "accepted", "set aside", "accepted"]
+        assert kinds(outcomes) == ["set aside", "accepted", "set aside", "accepted"]
         assert outcomes[0].error == f"{down}: connection refused; start the receiver, or correct host and port in url"
         assert outcomes[0].error_class == "http.unavailable"
         assert outcomes[0].retry_after is not None
@@ -55,7 +55,7 @@ def test_if_all_servers_are_down_it_is_an_outage(make_webhooks: MakePublisher):
     urls = {f"{name}.*": f"http://127.0.0.1:{free_port()}/" for name in ("a", "b")}
     publisher = make_webhooks(urls)
     outcomes = list(publisher.publish([make_message(type="a.x"), make_message(type="b.x")]))
-    assert verdicts(outcomes) == ["unanswered"] * 2
+    assert kinds(outcomes) == ["unanswered"] * 2
     assert publisher.prepare() == outcomes[0].error
     assert len(publisher.check()) == 2
 
@@ -65,7 +65,7 @@ def test_a_server_that_is_back_gets_one_message_on_trial_and_then_all(make_webho
     with Receiver() as other:
         publisher = make_webhooks({"a": f"http://127.0.0.1:{port}/", "b": other.url()})
         batch = [make_message(type="a") for _ in range(5)] + [make_message(type="b")]
-        assert verdicts(list(publisher.publish(batch))) == ["set aside"] * 5 + ["accepted"]
+        assert kinds(list(publisher.publish(batch))) == ["set aside"] * 5 + ["accepted"]
         with Receiver(port=port) as receiver:
             eventually(lambda: publisher.publish(batch) == [ACCEPTED] * 6, "all messages are accepted")
             assert len(receiver.calls) == 5
@@ -81,7 +81,7 @@ def test_a_message_that_alone_has_no_response_is_to_blame(make_webhooks: MakePub
         publisher = make_webhooks(receiver.url("/{key}"), timeout=4.0, concurrency=1)
         outcomes = list(publisher.publish([make_message(key="poison"), make_message(key="good")]))
         held.set()
-    assert verdicts(outcomes) == ["deferred", "accepted"]
+    assert kinds(outcomes) == ["deferred", "accepted"]
     assert outcomes[0].error == f"http://127.0.0.1:{receiver.port}: no response in time"
     assert outcomes[0].error_class == "http.timeout"
 
@@ -94,7 +94,7 @@ def test_a_server_that_hangs_is_an_outage_and_gets_few_requests(make_webhooks: M
     with Receiver(reply) as receiver:
         publisher = make_webhooks(receiver.url(), timeout=0.5, concurrency=2)
         outcomes = list(publisher.publish([make_message() for _ in range(50)]))
-        assert verdicts(outcomes) == ["unanswered"] * 50
+        assert kinds(outcomes) == ["unanswered"] * 50
         # The thread that gives up first may begin another one.
         assert len(receiver.calls) <= 3
         held.set()
@@ -132,7 +132,7 @@ def test_a_resolver_that_hangs_does_not_hang_the_relay(
     outcomes = list(publisher.publish([make_message(), make_message()]))
     assert publisher.prepare()
     held.set()
-    assert verdicts(outcomes) == ["unanswered"] * 2
+    assert kinds(outcomes) == ["unanswered"] * 2
 
 
 def test_no_request_begins_after_the_timeout(make_webhooks: MakePublisher):
@@ -143,7 +143,7 @@ def test_no_request_begins_after_the_timeout(make_webhooks: MakePublisher):
     with Receiver(reply) as receiver:
         publisher = make_webhooks(receiver.url(), timeout=3.0, concurrency=1)
         outcomes = list(publisher.publish([make_message() for _ in range(50)]))
-    found = verdicts(outcomes)
+    found = kinds(outcomes)
     assert found[0] == "accepted"
     assert found[-1] == "set aside"
     assert outcomes[-1].error_class == "http.late"

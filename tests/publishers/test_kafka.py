@@ -15,6 +15,7 @@ from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka.mock import INIT_PRODUCER_ID, PRODUCE, MockCluster, mock_cluster
 from tests.support.kafka.tools import read_topic
+from tests.support.outcomes import kinds
 
 MakePublisher = Callable[..., KafkaPublisher]
 
@@ -62,10 +63,6 @@ def unkeyed(topic: str, count: int) -> list[Message]:
 
 def bodies(cluster: MockCluster, topic: str) -> list[int]:
     return [int(record.value()) for record in read_topic(cluster.servers, topic, {})]
-
-
-def verdicts(outcomes: Any) -> list[OutcomeKind]:
-    return [outcome.kind for outcome in outcomes]
 
 
 def only(outcomes: Any) -> Outcome:
@@ -274,7 +271,7 @@ def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, t
     assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
     began = time.monotonic()
     with cluster.down():
-        assert verdicts(publisher.publish(keyed(topic, 100))) == [OutcomeKind.UNANSWERED] * 100
+        assert kinds(publisher.publish(keyed(topic, 100))) == [OutcomeKind.UNANSWERED] * 100
     assert time.monotonic() - began < 30
     assert publisher.publish([make_message(topic, b"7")]) == [ACCEPTED]
     assert sorted(bodies(cluster, topic)) == [0, 7]

@@ -16,8 +16,8 @@ from pika import spec
 from django_outbox.brokers.rabbitmq.publishing import NACKED, Unconfirmed
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
-from tests.support.outcomes import only_error
-from tests.support.rabbitmq.tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight, verdicts
+from tests.support.outcomes import kinds, only_error
+from tests.support.rabbitmq.tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -184,7 +184,7 @@ def test_a_message_that_amqp_cannot_carry_is_rejected_alone(
     poison = make_message(**{"topic": queue, **fields})
     for _ in range(2):
         outcomes = publisher.publish([make_message(queue, b"1"), poison, make_message(queue, b"2")])
-        assert verdicts(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
+        assert kinds(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
         assert reason in outcomes[1].error
     assert [received.body for received in broker.take(queue)] == [b"1", b"2"] * 2
     assert proxy.connections == 1
@@ -212,7 +212,7 @@ def test_confirms_of_several_queues_are_matched_to_their_messages(broker: Broker
     expected = {"nowhere": OutcomeKind.REJECTED, full: OutcomeKind.DEFERRED}
     messages = [make_message(topics[n % len(topics)], str(n).encode()) for n in range(3000)]
     outcomes = make_publisher().publish(messages)
-    assert verdicts(outcomes) == [expected.get(message.topic, OutcomeKind.ACCEPTED) for message in messages]
+    assert kinds(outcomes) == [expected.get(message.topic, OutcomeKind.ACCEPTED) for message in messages]
     for topic in {*topics} - {*expected}:
         bodies = [message.payload for message in messages if message.topic == topic]
         assert [received.body for received in broker.take(topic)] == bodies
@@ -223,7 +223,7 @@ def test_an_unroutable_message_is_rejected_with_the_remedy(broker: Broker, make_
     broker.channel.queue_bind(queue, exchange, "known")
     messages = [make_message("unknown" if n % 3 == 1 else "known", str(n).encode()) for n in range(30)]
     outcomes = make_publisher(exchange=exchange).publish(messages)
-    assert verdicts(outcomes) == [OutcomeKind.REJECTED if n % 3 == 1 else OutcomeKind.ACCEPTED for n in range(30)]
+    assert kinds(outcomes) == [OutcomeKind.REJECTED if n % 3 == 1 else OutcomeKind.ACCEPTED for n in range(30)]
     assert outcomes[1].error == (
         f"unroutable: 312 NO_ROUTE, exchange '{exchange}', routing key 'unknown'; bind a queue, or set mandatory=False"
     )
@@ -300,7 +300,7 @@ def test_without_confirms_a_message_is_accepted_when_the_broker_has_read_it(
     publisher = make_publisher(dangerously_disable_confirms=True)
     for _ in range(2):
         outcomes = publisher.publish([make_message(queue)] * 1200 + [make_message("nowhere")])
-        assert verdicts(outcomes) == [OutcomeKind.ACCEPTED] * 1200 + [OutcomeKind.REJECTED]
+        assert kinds(outcomes) == [OutcomeKind.ACCEPTED] * 1200 + [OutcomeKind.REJECTED]
     eventually(lambda: broker.depth(queue) == 2400, "all messages are in the queue")
 
 

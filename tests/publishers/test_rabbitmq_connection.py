@@ -12,7 +12,7 @@ from pika import spec
 from django_outbox.brokers.rabbitmq import connection
 from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
-from tests.support.outcomes import only_error
+from tests.support.outcomes import kinds, only_error
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import (
     Broker,
@@ -23,7 +23,6 @@ from tests.support.rabbitmq.tools import (
     channels_of,
     connection_of,
     in_flight,
-    verdicts,
 )
 from tests.support.waiting import eventually
 
@@ -183,7 +182,7 @@ def test_unconfirmed_messages_are_unanswered_when_the_connection_is_lost(
     eventually(lambda: proxy.bytes_from_broker > confirmed, "a message was confirmed")
     proxy.end_connections()
     outcomes = publishing.outcomes()
-    counts = Counter(verdicts(outcomes))
+    counts = Counter(kinds(outcomes))
     assert set(counts) == {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
     assert "was lost" in outcomes[-1].error
     arrived = {received.properties.message_id for received in broker.take(queue)}

@@ -12,7 +12,8 @@ from django_outbox.brokers.rabbitmq.publishing import NACKED, RabbitMQBatch
 from django_outbox.messages import ACCEPTED, Message, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
-from tests.support.rabbitmq.tools import Broker, MakePublisher, verdicts
+from tests.support.outcomes import kinds
+from tests.support.rabbitmq.tools import Broker, MakePublisher
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
@@ -73,7 +74,7 @@ def test_a_queue_that_refuses_all_messages_uses_up_no_attempts(
     publisher = make_publisher()
     for _ in range(3):
         outcomes = publisher.publish([make_message(topic) for topic in (full, other) * 50])
-        assert verdicts(outcomes) == [OutcomeKind.DEFERRED, OutcomeKind.ACCEPTED] * 50
+        assert kinds(outcomes) == [OutcomeKind.DEFERRED, OutcomeKind.ACCEPTED] * 50
         assert {(outcome.counted, outcome.error_class) for outcome in outcomes[::2]} == {(False, "rabbitmq.nack")}
         assert all(0 < (outcome.retry_after or 0) <= 60 for outcome in outcomes[::2])
     assert broker.depth(other) == 150
@@ -94,7 +95,7 @@ def test_a_queue_that_has_room_again_receives_everything_after_one_trial(
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     messages = [make_message(queue)] * 20
     outcomes = publisher.publish(messages)
-    assert {*verdicts(outcomes)} == {OutcomeKind.DEFERRED}
+    assert {*kinds(outcomes)} == {OutcomeKind.DEFERRED}
     broker.channel.queue_purge(queue)
     broker.channel.queue_delete(queue)
     broker.channel.queue_declare(queue, durable=True)
@@ -109,4 +110,4 @@ def test_an_unroutable_destination_is_not_set_aside(broker: Broker, make_publish
     publisher = make_publisher()
     for _ in range(2):
         outcomes = publisher.publish([make_message(topic) for topic in (full, "nowhere", full)])
-        assert verdicts(outcomes) == [OutcomeKind.DEFERRED, OutcomeKind.REJECTED, OutcomeKind.DEFERRED]
+        assert kinds(outcomes) == [OutcomeKind.DEFERRED, OutcomeKind.REJECTED, OutcomeKind.DEFERRED]

@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
-from tests.support.outcomes import only_error
-from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, verdicts
+from tests.support.outcomes import kinds, only_error
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.tls_fixtures"]
 
@@ -52,7 +52,7 @@ def test_a_client_certificate_is_presented(
     messages = [make_message(broker.queue())]
     with TcpProxy(context) as proxy:
         url = broker_url(scheme="amqps", port=proxy.port)
-        assert verdicts(make_publisher(url, ssl=trust).publish(messages)) == [OutcomeKind.UNANSWERED]
+        assert kinds(make_publisher(url, ssl=trust).publish(messages)) == [OutcomeKind.UNANSWERED]
         assert make_publisher(url, ssl={**trust, **own}).publish(messages) == [ACCEPTED]
 
 

@@ -66,7 +66,7 @@ def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_
     assert row(using, 0).dead_lettered_at is None
 
 
-def test_an_outcome_without_an_error_class_is_named_after_its_verdict(using: str, scripted: Script):
+def test_an_outcome_without_an_error_class_is_named_after_its_kind(using: str, scripted: Script):
     put(2, using)
     scripted.answer = lambda message: rejected("never") if message.payload == b"1" else retry_later("later")
     deliver(using)

@@ -16,7 +16,8 @@ from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
 from django_outbox.relay.sending import isolation as isolating
 from tests.support.claimed import make_message
-from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
+from tests.support.outcomes import kinds
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
@@ -89,7 +90,7 @@ def test_an_empty_batch_has_no_outcomes():
 
 def test_a_message_that_raises_is_deferred_with_the_exception():
     outcomes = isolate(Receiver({7}).publish, numbered(10))
-    assert verdicts(outcomes) == [OutcomeKind.ACCEPTED] * 7 + [OutcomeKind.DEFERRED] + [OutcomeKind.ACCEPTED] * 2
+    assert kinds(outcomes) == [OutcomeKind.ACCEPTED] * 7 + [OutcomeKind.DEFERRED] + [OutcomeKind.ACCEPTED] * 2
     assert outcomes[7].error == "Indigestible: id 7"
     assert outcomes[7].error_class == "tests.relay.test_isolation.Indigestible"
     assert isinstance(outcomes[7].cause, Indigestible)
@@ -117,9 +118,9 @@ def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: 
     outcomes = isolate(receiver.publish, numbered(count))
     if receiver.taken:
         assert culprits_of(outcomes) == poison
-        assert set(verdicts(outcomes)) <= {OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED}
+        assert set(kinds(outcomes)) <= {OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED}
     else:
-        assert set(verdicts(outcomes)) == {OutcomeKind.UNANSWERED}
+        assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_many_poison_messages_hide_no_other_message(poison: range):
 def test_an_outage_that_raises_uses_up_no_attempts_and_ends_soon(count: int):
     receiver = Receiver(range(count))
     outcomes = isolate(receiver.publish, numbered(count))
-    assert set(verdicts(outcomes)) == {OutcomeKind.UNANSWERED}
+    assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
     assert {outcome.error for outcome in outcomes} == {"Indigestible: id 0"}
     assert len(receiver.batches) <= 31
 
@@ -164,7 +165,7 @@ def test_unanswered_messages_are_not_published_again():
         return [ACCEPTED, unanswered("gone"), ACCEPTED]
 
     outcomes = isolate(publish, numbered(3))
-    assert verdicts(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED, OutcomeKind.ACCEPTED]
+    assert kinds(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED, OutcomeKind.ACCEPTED]
     assert len(batches) == 1
 
 
@@ -179,7 +180,7 @@ def test_a_wrong_number_of_outcomes_counts_as_an_exception(count: int):
         return [ACCEPTED] if [message.id for message in messages] == [0] else [ACCEPTED] * count
 
     outcomes = isolate(publish, numbered(3))
-    assert verdicts(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED, OutcomeKind.DEFERRED]
+    assert kinds(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED, OutcomeKind.DEFERRED]
     assert outcomes[2].error == f"ValueError: the publisher returned the wrong number of outcomes: {count} instead of 1"
 
 
@@ -187,13 +188,13 @@ def test_a_search_that_must_end_leaves_the_rest_without_blaming_a_broker_that_re
     receiver = Receiver({0})
     outcomes = isolate(receiver.publish, numbered(8), may_not_begin=lambda: len(receiver.batches) == 3)
     assert receiver.batches == [[*range(8)], [*range(4)], [*range(4, 8)]]
-    assert verdicts(outcomes) == [OutcomeKind.BLOCKED] * 4 + [OutcomeKind.ACCEPTED] * 4
+    assert kinds(outcomes) == [OutcomeKind.BLOCKED] * 4 + [OutcomeKind.ACCEPTED] * 4
 
 
 def test_a_search_that_must_end_before_the_broker_responded_is_an_outage():
     receiver = Receiver({0, 7})
     outcomes = isolate(receiver.publish, numbered(8), may_not_begin=lambda: len(receiver.batches) == 3)
-    assert verdicts(outcomes) == [OutcomeKind.UNANSWERED] * 8
+    assert kinds(outcomes) == [OutcomeKind.UNANSWERED] * 8
     assert outcomes[0].error == "Indigestible: id 0"
 
 
@@ -333,7 +334,7 @@ def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
     try:
         for _ in range(5):
             bad = [make_message(queue, headers={"CC": "text"} if n == 30 else {}) for n in range(100)]
-            assert verdicts(isolate(publisher.publish, bad)).count(OutcomeKind.REJECTED) == 1
+            assert kinds(isolate(publisher.publish, bad)).count(OutcomeKind.REJECTED) == 1
     finally:
         stop.set()
         thread.join(60)
@@ -345,5 +346,5 @@ def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
 
 def test_a_missing_exchange_is_an_outage(broker: Broker, make_publisher: MakePublisher):
     outcomes = isolate(make_publisher(exchange=broker.exchange_name()).publish, [make_message("t")] * 50)
-    assert set(verdicts(outcomes)) == {OutcomeKind.UNANSWERED}
+    assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
     assert "no exchange" in outcomes[0].error

@@ -71,7 +71,7 @@ NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
     "too many": lambda messages: [ACCEPTED] * (len(messages) + 1),
     "an endless generator": endless,
     "a generator that raises": generating(KeyError("a bug")),
-    "verdicts": lambda messages: [OutcomeKind.ACCEPTED] * len(messages),
+    "kinds": lambda messages: [OutcomeKind.ACCEPTED] * len(messages),
     "what raises on comparison": lambda messages: [Verdictless()] * len(messages),
     "an exception": raising(KeyError("a bug")),
     "an exception without a text": raising(Unprintable()),

@@ -91,10 +91,10 @@ def test_a_drain_leaves_messages_that_are_not_due(using: str):
     assert statuses(using) == {Status.PENDING: 1, Status.PROCESSED: 1}
 
 
-def test_each_verdict_has_its_state(using: str, scripted: Script):
+def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     put(5, using)
-    verdicts = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
-    answer(scripted, lambda message: verdicts[int(message.payload)])
+    outcomes = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
+    answer(scripted, lambda message: outcomes[int(message.payload)])
     with Relay(using=using, limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="connection lost"):
         relay.deliver_once()
     rows = {message.payload: message for message in OutboxMessage.objects.using(using)}

@@ -52,9 +52,9 @@ NO_OUTCOMES: dict[str, Any] = {
     "a text": "accepted",
     "an exception": ValueError("no"),
     "a class": Outcome,
-    "an outcome with a text for a verdict": outcome(kind="accepted"),
-    "an outcome without a verdict": outcome(kind=None),
-    "an outcome with an unhashable verdict": outcome(kind=[]),
+    "an outcome with a text for a kind": outcome(kind="accepted"),
+    "an outcome without a kind": outcome(kind=None),
+    "an outcome with an unhashable kind": outcome(kind=[]),
     "blocked, which only the relay may report": BLOCKED,
     "what raises on comparison": Verdictless(),
 }
@@ -102,7 +102,7 @@ FLAWED: dict[str, tuple[Outcome, str, str]] = {
 
 
 @pytest.mark.parametrize(("flawed", "error", "error_class"), FLAWED.values(), ids=FLAWED)
-def test_an_outcome_with_wrong_fields_counts_by_its_verdict(
+def test_an_outcome_with_wrong_fields_counts_by_its_kind(
     running: Callable[..., Relay], flawed: Outcome, error: str, error_class: str
 ):
     publish_by(instead_of_first(flawed))

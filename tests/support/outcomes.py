@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from django_outbox.messages import Outcome, OutcomeKind
 
 
-def only_error(outcomes: Sequence[Outcome], verdict: OutcomeKind) -> str:
-    """Return the error that all outcomes have, and see to it that all have that verdict."""
-    assert {outcome.kind for outcome in outcomes} == {verdict}
+def kinds(outcomes: Sequence[Outcome]) -> list[OutcomeKind]:
+    return [outcome.kind for outcome in outcomes]
+
+
+def only_error(outcomes: Sequence[Outcome], kind: OutcomeKind) -> str:
+    """Return the error that all outcomes have, and check that all are of that kind."""
+    assert {*kinds(outcomes)} == {kind}
     (error,) = {outcome.error for outcome in outcomes}
     return error

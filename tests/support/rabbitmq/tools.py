@@ -17,7 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.publishing import BatchChannel, RabbitMQPublisherConnection
-from django_outbox.messages import Message, Outcome, OutcomeKind
+from django_outbox.messages import Message, Outcome
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
 
@@ -235,10 +235,6 @@ class Publishing(threading.Thread):
         self.join(60)
         assert not self.is_alive(), "the publisher returned no outcomes within 60 s"
         return self._outcomes
-
-
-def verdicts(outcomes: Sequence[Outcome]) -> list[OutcomeKind]:
-    return [outcome.kind for outcome in outcomes]
 
 
 def connection_of(publisher: RabbitMQPublisher) -> RabbitMQPublisherConnection:
