@@ -25,6 +25,7 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.registry import make_publisher
 from django_outbox.testing import memory_publishers
 from tests.support.children import ROOT
+from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
@@ -38,7 +39,8 @@ class Broker:
 
     def __init__(self) -> None:
         self.connections = 0
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        # Not one of the system's choice, which clients of a closed proxy may still try to reach.
+        self._socket = socket.create_server(("127.0.0.1", free_port()))
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept)
         self._thread.start()
