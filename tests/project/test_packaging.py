@@ -51,7 +51,7 @@ def test_every_file_of_the_app_is_in_the_wheel(names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["migrations", "static", "templates"])
+@pytest.mark.parametrize("folder", ["locale", "migrations", "static", "templates"])
 def test_the_wheel_contains_the_folders_without_modules(names, folder):
     assert [name for name in names if name.startswith(f"django_outbox/{folder}/")]
 
