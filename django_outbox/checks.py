@@ -38,7 +38,8 @@ from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.messages import DJANGO_TASK
 from django_outbox.models import OutboxMessage
 from django_outbox.models.links import find_links
-from django_outbox.stores import Store, find_store
+from django_outbox.stores import find_store
+from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.publishers import find_unknown_publishers
@@ -567,7 +568,7 @@ def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         for alias in connections
         if router.allow_migrate_model(alias, OutboxMessage)
         and (store := find_store(connections[alias]))
-        and (missing := store.missing_timeouts)
+        and (missing := store.dialect.missing_timeouts)
     ]
 
 
@@ -590,7 +591,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             id="django_outbox.E010",
         )
         return
-    if feature := store.missing_feature:
+    if feature := store.dialect.missing_feature:
         yield Error(
             f"The database {alias!r} is too old for the outbox: it does not support {feature}.",
             hint="Upgrade it to PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer.",
@@ -607,13 +608,13 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             hint="Remove SOURCE.",
             id="django_outbox.W028",
         )
-    if store.stores_local_times:
+    if store.dialect.stores_local_times:
         yield Error(
             f"DATABASES[{alias!r}] has a TIME_ZONE, so Django stores local times there.",
             hint="Remove TIME_ZONE. The relay compares times with the database's clock in UTC.",
             id="django_outbox.E012",
         )
-    yield from _check_characters(store)
+    yield from _check_characters(store.dialect)
     if isinstance(store, MySQLStore):
         yield from _check_server(store, settings)
     if sys.argv[1:2] == ["migrate"]:
@@ -705,20 +706,20 @@ def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iter
         )
 
 
-def _check_characters(store: Store) -> Iterator[CheckMessage]:
+def _check_characters(dialect: Dialect) -> Iterator[CheckMessage]:
     """Check that the database stores all characters."""
-    if found := store.find_narrow_character_sets():
+    if found := dialect.find_narrow_character_sets():
         yield Error(
-            f"The outbox in the database {store.connection.alias!r} stores text as {', '.join(sorted(found))}, which "
+            f"The outbox in the database {dialect.connection.alias!r} stores text as {', '.join(sorted(found))}, which "
             "lacks characters such as emoji: a message or an error that contains one cannot be stored.",
             hint=f"Run ALTER TABLE {OutboxMessage._meta.db_table} CONVERT TO CHARACTER SET utf8mb4, or, "
             "before `migrate`, ALTER DATABASE.",
             id="django_outbox.E013",
         )
-    if store.encoding != "UTF8":
+    if dialect.encoding != "UTF8":
         yield Warning(
-            f"The database {store.connection.alias!r} is encoded in {store.encoding}: enqueue() refuses the characters "
-            "that this encoding lacks, and question marks replace them in broker errors.",
+            f"The database {dialect.connection.alias!r} is encoded in {dialect.encoding}: enqueue() refuses the "
+            "characters that this encoding lacks, and question marks replace them in broker errors.",
             hint="Convert it to UTF8: restore a pg_dump of it into a database created with ENCODING 'UTF8'.",
             id="django_outbox.W014",
         )

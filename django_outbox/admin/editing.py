@@ -16,7 +16,7 @@ from django_outbox.conf.redaction import redacted
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
-from django_outbox.stores import get_store
+from django_outbox.stores.dialect import Dialect
 
 EDITED = ("payload", "topic", "publisher")
 """The fields that can be edited. Their first version is kept."""
@@ -91,7 +91,7 @@ class EditForm(forms.Form):
     def _check(self, message: OutboxMessage, values: dict[str, Any], using: str) -> bool:
         edited = OutboxMessage(type=message.type, key=message.key, **{"payload": message.payload, **values})
         try:
-            check_message(edited, get_store(connections[using]))
+            check_message(edited, Dialect(connections[using]))
         except InvalidMessage as error:
             self.add_error(error.field if error.field in EDITED else None, str(error))
             return False

@@ -121,7 +121,7 @@ def enqueue(
     using = using or router.db_for_write(OutboxMessage)
     is_alone = not _check_transaction(using, require_transaction, "enqueue")
     store = get_store(connections[using])
-    check_message(message, store)
+    check_message(message, store.dialect)
     messages = route(message)
     once = message_id is not None
     mark_streamed(messages, store)
@@ -214,7 +214,7 @@ def enqueue_messages(
     checked: list[Json] = []
     for position, message in enumerate(messages):
         try:
-            result = check_message(check_unsaved(message), store)
+            result = check_message(check_unsaved(message), store.dialect)
         except InvalidMessage as error:
             raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error
         routed = route(message)

@@ -24,7 +24,7 @@ from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import MAX_HEADERS_DEPTH, RESERVED_PREFIX, is_reserved
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
 from django_outbox.retry import is_number
-from django_outbox.stores import Store
+from django_outbox.stores.dialect import Dialect
 from django_outbox.utils.text import did_you_mean, shorten
 
 MAX_HEADERS_BYTES = 64 * 1024
@@ -64,27 +64,27 @@ class Json(NamedTuple):
     size: int
 
 
-def check_message(message: OutboxMessage | NewMessage, store: Store, source: str = "") -> Json:
+def check_message(message: OutboxMessage | NewMessage, dialect: Dialect, source: str = "") -> Json:
     """Check the fields that the caller sets; return the payload as JSON, and the size of payload and headers.
 
     A key that is an integer or a UUID is converted to text.
 
     Args:
-        store: the store of the database that it will be written to; the limits of that database apply.
+        dialect: the limits of the database that it will be written to.
         source: the JSON that the payload was read from, without NaN and infinite numbers, if it was.
     """
     settings = get_settings()
-    if not store.can_store_uuid(message.message_id):
+    if not dialect.can_store_uuid(message.message_id):
         raise InvalidMessage(
             "message_id",
             f"{message.message_id} is of a version that the database does not always store; use version 7 or lower.",
         )
-    check_name("type", message.type, store)
+    check_name("type", message.type, dialect)
     if not message.type:
         raise InvalidMessage("type", "must not be blank. Pass the name of the event, such as 'order.created'.")
-    check_name("topic", message.topic, store)
+    check_name("topic", message.topic, dialect)
     message.key = _read_key(message.key)
-    check_name("key", message.key, store)
+    check_name("key", message.key, dialect)
     publisher: object = message.publisher
     if not isinstance(publisher, str) or publisher not in settings.publishers:
         similar = did_you_mean(publisher, settings.publishers) if isinstance(publisher, str) else ""
@@ -92,17 +92,17 @@ def check_message(message: OutboxMessage | NewMessage, store: Store, source: str
         raise InvalidMessage(
             "publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}. {similar}".rstrip()
         )
-    check_name("publisher", publisher, store)
+    check_name("publisher", publisher, dialect)
     limit = settings.max_payload_bytes
     # Encoded again, with spaces and without exponents, JSON becomes less than five times as long.
-    payload = check_json("payload", message.payload, store, source if 5 * len(source) <= limit else "")
+    payload = check_json("payload", message.payload, dialect, source if 5 * len(source) <= limit else "")
     if payload.size > limit:
         raise InvalidMessage(
             "payload",
             f"is {payload.size:,} bytes as JSON; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}. "
             "Send a reference to the data instead, or increase the limit.",
         )
-    return Json(payload.text, payload.size + _check_headers(message.headers, store))
+    return Json(payload.text, payload.size + _check_headers(message.headers, dialect))
 
 
 def check_unsaved(message: object) -> OutboxMessage:
@@ -170,11 +170,11 @@ def read_available_at(delay: object, available_at: object) -> datetime.datetime 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def check_name(field: str, value: object, store: Store | None) -> None:
+def check_name(field: str, value: object, dialect: Dialect | None) -> None:
     """Check text for a column of `MAX_NAME_LENGTH`. Only a key may have control characters.
 
     Args:
-        store: the store of the database that it will be written to; None to check what holds for every database.
+        dialect: the limits of the database that it will be written to; None to check what holds for every database.
     """
     if not isinstance(value, str):
         raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
@@ -194,7 +194,7 @@ def check_name(field: str, value: object, store: Store | None) -> None:
             f"contains the control character U+{ord(found[0]):04X}. Remove it: brokers, logs and terminals treat such "
             "characters differently.",
         )
-    if store is not None and (problem := problem_of_characters(value, store)):
+    if dialect is not None and (problem := problem_of_characters(value, dialect)):
         raise InvalidMessage(field, problem)
 
 
@@ -231,7 +231,7 @@ def _read_key(value: object) -> str:
     return value
 
 
-def _check_headers(headers: object, store: Store) -> int:
+def _check_headers(headers: object, dialect: Dialect) -> int:
     if not isinstance(headers, dict):
         raise InvalidMessage("headers", f"must be a dict, not {_kind(headers)}.")
     if not headers:
@@ -248,7 +248,7 @@ def _check_headers(headers: object, store: Store) -> int:
                 "header; if you pass on headers from outside, leave it out.",
                 f"[{json.dumps(name)}]",
             )
-    text, size = check_json("headers", headers, store)
+    text, size = check_json("headers", headers, dialect)
     if text.count("[") + text.count("{") > MAX_HEADERS_DEPTH:
         _check_depth(headers)
     if size > MAX_HEADERS_BYTES:
@@ -302,39 +302,39 @@ _CONVERTED_KEY_END = re.compile('": (?:(?<=[0-9]": )|(?<="true": )|(?<="false": 
 _SEVERAL_VALUES = {MultiValueDict, QueryDict}
 
 
-def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
+def check_json(field: str, value: Any, dialect: Dialect, source: str = "") -> Json:
     """Return a value as JSON.
 
     Args:
-        store: the store of the database that it will be written to; the limits of that database apply.
+        dialect: the limits of the database that it will be written to.
         source: the JSON that the value was read from, without NaN and infinite numbers. It is returned if it proves
             the value valid, because encoding the value costs more.
     """
     # An escape may stand for a character that cannot be stored.
-    if source.isascii() and source and "\\u" not in source and not _needs_closer_look(source, len(source), store):
+    if source.isascii() and source and "\\u" not in source and not _needs_closer_look(source, len(source), dialect):
         return Json(source, len(source))
     if isinstance(value, dict) and not _SEVERAL_VALUES.isdisjoint(map(type, (value, *value.values()))):
-        _refuse_first_mistake(field, value, store)
+        _refuse_first_mistake(field, value, dialect)
     try:
         text = _encode(value)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        _refuse_first_mistake(field, value, store)
+        _refuse_first_mistake(field, value, dialect)
         raise InvalidMessage(field, _not_json(error, value)) from error
-    if _needs_closer_look(text, size, store):
-        _refuse_first_mistake(field, value, store)
+    if _needs_closer_look(text, size, dialect):
+        _refuse_first_mistake(field, value, dialect)
     return Json(text, size)
 
 
-def _needs_closer_look(text: str, size: int, store: Store) -> bool:
+def _needs_closer_look(text: str, size: int, dialect: Dialect) -> bool:
     """Return whether the value must be checked piece by piece, because its text alone does not prove it valid."""
     return (
         "\\u0000" in text
-        or text.count("[") + text.count("{") > store.max_json_depth
-        or size > (store.max_json_key_bytes or size)
+        or text.count("[") + text.count("{") > dialect.max_json_depth
+        or size > (dialect.max_json_key_bytes or size)
         or _LONG_NUMBER.search(text) is not None
         or (_CONVERTED_KEY_END.search(text) is not None and _CONVERTED_KEY.search(text) is not None)
-        or not store.can_store(text)
+        or not dialect.can_store(text)
     )
 
 
@@ -373,46 +373,46 @@ def _children(node: _Node) -> Iterable[_Node]:
     return ()
 
 
-def _refuse_first_mistake(field: str, value: Any, store: Store) -> None:
+def _refuse_first_mistake(field: str, value: Any, dialect: Dialect) -> None:
     # Not recursive, because the value may be nested more deeply than Python's stack allows.
     stack: list[Iterator[_Node]] = [iter([_Node(None, None, value, 1)])]
     while stack:
         node = next(stack[-1], None)
         if node is None:
             stack.pop()
-        elif problem := _problem(node, store):
+        elif problem := _problem(node, dialect):
             raise InvalidMessage(field, problem, node.path)
         else:
             stack.append(iter(_children(node)))
 
 
-def _problem(node: _Node, store: Store) -> str:
+def _problem(node: _Node, dialect: Dialect) -> str:
     """Return the problem of a value, leaving out the values within it; empty if there is none."""
     value = node.value
     if isinstance(value, dict | list | tuple):
-        return _problem_of_container(node, store)
+        return _problem_of_container(node, dialect)
     if isinstance(value, int):
-        return _problem_of_integer(value, store)
+        return _problem_of_integer(value, dialect)
     if value is None or (isinstance(value, str) and value.isascii() and "\x00" not in value):
         return ""
     try:
         text = _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         return _not_json(error, value)
-    return _problem_of_text(text, store)
+    return _problem_of_text(text, dialect)
 
 
-def _problem_of_container(node: _Node, store: Store) -> str:
-    if node.depth > store.max_json_depth:
+def _problem_of_container(node: _Node, dialect: Dialect) -> str:
+    if node.depth > dialect.max_json_depth:
         if _contains_itself(node):
             return "is not JSON: it contains itself."
-        return f"is nested too deeply for the database; the limit is {store.max_json_depth} levels."
+        return f"is nested too deeply for the database; the limit is {dialect.max_json_depth} levels."
     if isinstance(node.value, MultiValueDict) and any(len(values) > 1 for _, values in node.value.lists()):
         return (
             f"is a {_kind(node.value)}, of which JSON keeps only the last value of each key. Pass dict(value.lists()), "
             "or value.dict() if one value of each is enough."
         )
-    return _problem_of_keys(node.value, store) if isinstance(node.value, dict) else ""
+    return _problem_of_keys(node.value, dialect) if isinstance(node.value, dict) else ""
 
 
 def _contains_itself(node: _Node) -> bool:
@@ -424,14 +424,14 @@ def _contains_itself(node: _Node) -> bool:
     return False
 
 
-def _problem_of_keys(value: dict[Any, Any], store: Store) -> str:
+def _problem_of_keys(value: dict[Any, Any], dialect: Dialect) -> str:
     names: set[str] = set()
     for key in value:
         name = key
         if isinstance(key, str):
-            if problem := _problem_of_text(_encode(key), store):
+            if problem := _problem_of_text(_encode(key), dialect):
                 return f"the key {_name(key)} {problem}"
-            limit, size = store.max_json_key_bytes, len(key.encode())
+            limit, size = dialect.max_json_key_bytes, len(key.encode())
             if limit and size > limit:
                 return f"the key {_name(key)} is {size:,} bytes long in UTF-8; the limit is {limit:,}."
         else:
@@ -445,11 +445,11 @@ def _problem_of_keys(value: dict[Any, Any], store: Store) -> str:
     return ""
 
 
-def _problem_of_integer(value: int, store: Store) -> str:
+def _problem_of_integer(value: int, dialect: Dialect) -> str:
     if abs(value) >= 10**MAX_INTEGER_DIGITS:
         return f"is an integer with more than {MAX_INTEGER_DIGITS} digits. Send it as a string."
     # For most integers there is no need to read the limits from the server.
-    if value.bit_length() < 64 or (limits := store.json_integers) is None or value in limits:
+    if value.bit_length() < 64 or (limits := dialect.json_integers) is None or value in limits:
         return ""
     return (
         f"is {int(value)}, an integer that the database would convert to a floating-point number; the limits are "
@@ -457,7 +457,7 @@ def _problem_of_integer(value: int, store: Store) -> str:
     )
 
 
-def _problem_of_text(text: str, store: Store) -> str:
+def _problem_of_text(text: str, dialect: Dialect) -> str:
     """Return the problem of a string that is given as JSON; empty if there is none."""
     try:
         text.encode()
@@ -465,17 +465,17 @@ def _problem_of_text(text: str, store: Store) -> str:
         return "contains a lone surrogate, which cannot be encoded as UTF-8."
     if _NUL.search(text):
         return "contains a NUL character, which PostgreSQL cannot store in JSON."
-    return problem_of_characters(text, store)
+    return problem_of_characters(text, dialect)
 
 
-def problem_of_characters(text: str, store: Store) -> str:
+def problem_of_characters(text: str, dialect: Dialect) -> str:
     """Return an error that names the first character the database cannot store; empty if it can store all."""
-    if store.can_store(text):
+    if dialect.can_store(text):
         return ""
-    character = next((letter for letter in text if not store.can_store(letter)), "")
+    character = next((letter for letter in text if not dialect.can_store(letter)), "")
     return (
-        f"contains U+{ord(character):04X}, which the database {store.connection.alias!r} cannot store: "
-        f"its encoding is {store.encoding}. Convert the database to UTF8, or remove the character."
+        f"contains U+{ord(character):04X}, which the database {dialect.connection.alias!r} cannot store: "
+        f"its encoding is {dialect.encoding}. Convert the database to UTF8, or remove the character."
     )
 
 

@@ -25,7 +25,7 @@ from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
-from django_outbox.stores import NewRow, Store
+from django_outbox.stores import NewRow, Store, notifications
 from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Throttle
 
@@ -244,7 +244,7 @@ def _notify(store: Store, publisher_aliases: frozenset[str]) -> None:
                 throttle.spend(0)
     if due:
         began = time.perf_counter()
-        store.wake(sorted(due))
+        notifications.notify(store, sorted(due))
         seconds = time.perf_counter() - began
         for throttle in due.values():
             throttle.spend(seconds)

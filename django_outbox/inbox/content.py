@@ -15,7 +15,7 @@ from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.messages import DJANGO_TASK, INVALID_TYPE, MAX_ERROR_LENGTH, is_reserved
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
-from django_outbox.stores import Store
+from django_outbox.stores.dialect import Dialect
 from django_outbox.utils.text import one_line
 
 MAX_HEADERS_LENGTH = 10_000
@@ -53,7 +53,7 @@ def id_of_incoming(incoming: Incoming, options: StoringOptions) -> uuid.UUID:
     return derive_uuid(_bytes(options.alias), b"body", *map(_bytes, parts), incoming.body)
 
 
-def read_incoming(incoming: Incoming, options: StoringOptions, store: Store) -> NewMessage:
+def read_incoming(incoming: Incoming, options: StoringOptions, dialect: Dialect) -> NewMessage:
     """Return a message that the database can store.
 
     Raises:
@@ -80,17 +80,17 @@ def read_incoming(incoming: Incoming, options: StoringOptions, store: Store) -> 
     )
     if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
         message.occurred_at = incoming.sent_at
-    check_message(message, store, text)
+    check_message(message, dialect, text)
     return message
 
 
-def describe_unstorable(incoming: Incoming, reason: str, options: StoringOptions, store: Store) -> OutboxMessage:
+def describe_unstorable(incoming: Incoming, reason: str, options: StoringOptions, dialect: Dialect) -> OutboxMessage:
     """Return a failed message. Its payload describes the message that could not be stored."""
     try:
         body = incoming.body.decode()
     except UnicodeDecodeError:
         body = ""
-    is_text = store.storable(body) == body and bool(body)
+    is_text = dialect.storable(body) == body and bool(body)
     payload = {
         "body": body if is_text else base64.b64encode(incoming.body).decode(),
         "body_encoding": "utf-8" if is_text else "base64",
@@ -106,14 +106,14 @@ def describe_unstorable(incoming: Incoming, reason: str, options: StoringOptions
         message_id=id_of_incoming(incoming, options),
         type=INVALID_TYPE,
         # Text of every kind must fit into every database.
-        payload={name: store.storable(text) for name, text in payload.items()},
+        payload={name: dialect.storable(text) for name, text in payload.items()},
         publisher=options.publisher,
-        error=store.storable(reason)[:MAX_ERROR_LENGTH],
+        error=dialect.storable(reason)[:MAX_ERROR_LENGTH],
         error_class=INVALID_TYPE,
         available_at=None,
     )
     message.failed_at = message.first_error_at = message.last_error_at = DatabaseNow()
-    check_message(message, store)
+    check_message(message, dialect)
     return message
 
 

@@ -161,7 +161,7 @@ class Storing:
             else:
                 self._reject(incoming, f"publisher {options.publisher!r} does not know its type.", is_invalid=False)
             return None
-        read = partial(read_incoming, incoming, options, self._store)
+        read = partial(read_incoming, incoming, options, self._store.dialect)
         try:
             return incoming, read()
         except Exception as error:
@@ -172,7 +172,7 @@ class Storing:
     def _refuse(self, incoming: Incoming, reason: str) -> Entry | None:
         """Return a failed message that describes one that cannot be stored, or None after rejecting it."""
         if self._options.invalid == "store":
-            describe_it = partial(describe_unstorable, incoming, reason, self._options, self._store)
+            describe_it = partial(describe_unstorable, incoming, reason, self._options, self._store.dialect)
             try:
                 return incoming, describe_it()
             except Exception as error:

@@ -46,7 +46,7 @@ def _check_database(using: str) -> Iterator[CheckResult]:
     try:
         connection.ensure_connection()
         store = find_store(connection)
-        feature = store.missing_feature if store else "anything of it"
+        feature = store.dialect.missing_feature if store else "anything of it"
     except (DatabaseError, InterfaceError) as error:
         yield CheckResult(subject, f"{describe(error)}. Start the server, or correct DATABASES[{using!r}].")
         return

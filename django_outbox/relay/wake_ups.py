@@ -10,6 +10,7 @@ from django.db import connections
 from django_outbox.conf import get_settings
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.stores import get_store
+from django_outbox.stores.notifications import listen
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe
 from django_outbox.utils.threads import in_background, own_connection
@@ -47,14 +48,14 @@ def listening(
     """Listen until the end of the block, if `OUTBOX["NOTIFY"]` is set and the database has notifications.
 
     Args:
-        hear: called, in the listener's thread, with what `Store.listen` yields.
+        hear: called, in the listener's thread, with what `notifications.listen` yields.
     """
     if not (get_settings().notify and get_store(connections[using]).can_wake):
         yield
         return
-    listen = partial(_listen, using, hear, limits, channel)
+    work = partial(_listen, using, hear, limits, channel)
     # The database may not answer at the end.
-    with in_background(listen, name="outbox-listener", patience=2 * limits.listen_time):
+    with in_background(work, name="outbox-listener", patience=2 * limits.listen_time):
         yield
 
 
@@ -70,7 +71,7 @@ def _listen(
     while not left.is_set():
         try:
             with own_connection(using):
-                for notified in get_store(connections[using]).listen(limits.listen_time, channel):
+                for notified in listen(get_store(connections[using]), limits.listen_time, channel):
                     losses = 0
                     hear(notified)
                     if left.is_set():

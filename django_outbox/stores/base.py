@@ -2,7 +2,6 @@
 
 import abc
 import datetime
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -21,6 +20,7 @@ from django_outbox.db.transactions import is_usable
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause, StreamPosition
 from django_outbox.stores.claiming import ClaimQueries
+from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.locks import Lease, lease_number, take_lease
 from django_outbox.stores.rows import (
     Backend,
@@ -82,12 +82,6 @@ class Store(ClaimQueries):
     RETRIED: ClassVar[str]
     """Makes messages due again later, given a JSON array of the fields of `Retried`."""
 
-    max_json_depth = 500
-    """Maximum depth of nested JSON that the database stores and Python's decoder reads back."""
-
-    max_json_key_bytes: ClassVar[int | None] = None
-    """Maximum length of a key of a JSON object in bytes of UTF-8; None for no limit."""
-
     now: ClassVar[str]
     """SQL of the database's clock, as the claim compares it with `available_at`."""
 
@@ -107,67 +101,21 @@ class Store(ClaimQueries):
     """Seconds between two reports of a relay."""
 
     can_wake: ClassVar[bool] = False
-    """Whether it can notify relays that there is work; if not, `wake` and `listen` do nothing."""
+    """Whether the database has notifications: see `django_outbox.stores.notifications`."""
 
     streams: ClassVar[bool] = False
     """Whether publishers may have streams there; otherwise all messages are delivered from the table."""
 
-    @property
-    def ends_idle_transactions(self) -> bool:
-        """Whether the database ends the transaction of a claim that makes no query for too long."""
-        return False
+    ends_idle_transactions: ClassVar[bool] = False
+    """Whether the database ends the transaction of a claim that makes no query for too long."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
 
-    # Limits of the database.
-
     @property
-    def json_integers(self) -> range | None:
-        """The integers in JSON that the database stores exactly; None for all of them."""
-        return None
-
-    def can_store_uuid(self, value: uuid.UUID) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:
-        return "UTF8"
-
-    @property
-    def codec(self) -> str:
-        """Python's codec for the characters that the database can store."""
-        return "utf-8"
-
-    def can_store(self, text: str) -> bool:
-        """Return whether the database can store all characters of a text, NUL aside."""
-        return text.isascii() or self.storable(text) == text
-
-    def storable(self, text: str) -> str:
-        """Return a text with a replacement for each character that the database cannot store."""
-        text = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-        return text if text.isascii() else text.encode(codec := self.codec, "replace").decode(codec)
-
-    # For the system checks.
-
-    @property
-    def missing_feature(self) -> str:
-        """The SQL feature that the outbox needs and this version of the database lacks; blank if there is none."""
-        return "" if self.connection.features.has_select_for_update_skip_locked else "SKIP LOCKED"
-
-    @property
-    def missing_timeouts(self) -> list[str]:
-        """The options of the connection without which a server that vanishes would go unnoticed for minutes."""
-        return []
-
-    @property
-    def stores_local_times(self) -> bool:
-        """Whether Django stores times in another zone than UTC there."""
-        return self.connection.timezone_name != "UTC"
-
-    def find_narrow_character_sets(self) -> set[str]:
-        """Return the character sets of the outbox's columns that lack characters of Unicode."""
-        return set()
+    def dialect(self) -> Dialect:
+        """What the database stores unchanged."""
+        return Dialect(self.connection)
 
     # For relays.
 
@@ -285,9 +233,9 @@ class Store(ClaimQueries):
             statement = self.DELETED if delete_processed else self.PROCESSED
             settled += self.execute_for(statement, settlement.processed, *guard)
         if settlement.failed:
-            settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable), *guard])
+            settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.dialect.storable), *guard])
         if settlement.retried:
-            settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable), *guard])
+            settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.dialect.storable), *guard])
         if settled < settlement.count and guard == self.no_guard:
             self._require_states(settlement)
         return settled
@@ -352,21 +300,6 @@ class Store(ClaimQueries):
         `after` is `Purged.at` of an earlier batch, to leave out everything up to its end; None to begin at the start.
         """
 
-    def listen(self, seconds: float, channel: str = "") -> Iterator[set[tuple[str, str]] | None]:
-        """Yield notifications, forever, and at least once in the given number of seconds.
-
-        Each has the name of its channel, and the alias of a publisher that was woken. The caller may listen to more
-        channels over the same connection than this one, which by default is the channel of the schema.
-
-        As soon as it listens, it yields None: messages committed before that may be for any publisher. It ends if this
-        connection receives no notifications, because a pool gives each transaction another session, or because of the
-        driver.
-
-        Raises:
-            DatabaseError: the connection is lost.
-        """
-        return iter(())
-
     # For operators.
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
@@ -425,9 +358,6 @@ class Store(ClaimQueries):
         in it (`transactional`), its commit need not wait for the disk.
         """
         return None
-
-    def wake(self, publishers: Collection[str]) -> None:
-        """Notify the relays that listen that there is work for these publishers."""
 
     def sweep_heads(self, publisher: str, after: int, *, limit: int) -> Piece:
         stretch = STRETCH.format(

@@ -189,11 +189,6 @@ ERROR = """message.error = settled.error, message.error_class = settled.error_cl
             message.last_error_at = UTC_TIMESTAMP(6),
             message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6))"""
 
-CHARACTER_SETS = """
-SELECT DISTINCT character_set_name FROM information_schema.columns
-WHERE table_schema = DATABASE() AND table_name = %s AND column_name IN ('type', 'topic', 'key', 'publisher', 'error')
-"""
-
 CONFLICTS = ((1020,), (1205,), (1213,), (3572,))
 """The numbers of a row that is newer than the snapshot (MariaDB 11.6.2 and newer), a wait for a lock that took too
 long, a deadlock, and a lock that NOWAIT did not get on MySQL."""
@@ -254,36 +249,11 @@ class MySQLStore(LockingStore):
     use_partitions = "FORCE INDEX (outbox_partitions)"
     is_publisher = IS_PUBLISHER
 
-    # MariaDB's JSON_VALID refuses JSON that is nested deeper than 32 levels; MySQL's limit is 100.
-    max_json_depth = 31
-    max_json_key_bytes = 65_535
-
-    @property
-    def is_mariadb(self) -> bool:
-        return bool(self.connection.mysql_is_mariadb)  # type: ignore[attr-defined]
-
-    @property
-    def ends_idle_transactions(self) -> bool:
-        return True
-
-    def find_narrow_character_sets(self) -> set[str]:
-        # Before the first migration, it is the character set that the table will get.
-        rows = self.fetch(CHARACTER_SETS, [OutboxMessage._meta.db_table])
-        rows = rows or self.fetch("SELECT @@character_set_database")
-        return {name for (name,) in rows} - {"utf8mb4"}
+    ends_idle_transactions = True
 
     def read_settings(self, *names: str) -> dict[str, str]:
         """Return those of these settings of the session that the server knows."""
         return dict(self.fetch(f"SHOW VARIABLES WHERE Variable_name IN ({', '.join(['%s'] * len(names))})", names))
-
-    @property
-    def json_integers(self) -> range | None:
-        # MariaDB stores JSON as text.
-        return None if self.is_mariadb else range(-(2**63), 2**64)
-
-    def can_store_uuid(self, value: uuid.UUID) -> bool:
-        # MariaDB's type refuses one in 64 of the higher versions.
-        return value.int >> 76 & 0xF <= 7 or not self.is_mariadb
 
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
@@ -321,7 +291,7 @@ class MySQLStore(LockingStore):
         # MariaDB's second and third limit override the first, which overrides `wait_timeout`.
         idle = (
             ["idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout"]
-            if self.is_mariadb
+            if self.dialect.is_mariadb
             else ["wait_timeout"]
         )
         lock_waits = {} if transactional else {"innodb_lock_wait_timeout": seconds}
@@ -333,12 +303,12 @@ class MySQLStore(LockingStore):
     @property
     def _statement_limit(self) -> str:
         # MySQL limits only SELECT.
-        return "max_statement_time" if self.is_mariadb else "max_execution_time"
+        return "max_statement_time" if self.dialect.is_mariadb else "max_execution_time"
 
     def limit_statements(self, seconds: float | None) -> None:
         # Not the default, which `transaction` has replaced.
         limit = 0 if seconds is None else max(seconds, 0.001)
-        self._set_session({self._statement_limit: limit if self.is_mariadb else round(limit * 1000)})
+        self._set_session({self._statement_limit: limit if self.dialect.is_mariadb else round(limit * 1000)})
 
     def shows_conflict(self, error: BaseException) -> bool:
         return isinstance(error, DatabaseError) and error.args[:1] in CONFLICTS

@@ -2,11 +2,9 @@
 
 import datetime
 import json
-import time
-import uuid
 import zlib
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence, Set
-from contextlib import closing, suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 from django.apps import apps
@@ -226,11 +224,6 @@ SELECT count(*) OVER (), processed_at AT TIME ZONE 'UTC', id FROM old ORDER BY p
 EARLIEST = "-infinity"
 """The earliest time that the column can store."""
 
-CHANNEL = "SELECT 'django_outbox_' || relnamespace FROM pg_class WHERE oid = '{table}'::regclass"
-"""The channel on which relays listen, one for each schema with the table; the payload is the alias of a publisher."""
-
-WAKE = f"SELECT pg_notify(({CHANNEL}), publisher) FROM unnest(%s::text[]) publisher"
-
 FIND_SCHEMAS = """
 SELECT nspname, 'django_outbox_' || relnamespace FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE relname = %s AND relkind IN ('r', 'p')
@@ -252,23 +245,6 @@ MISSING_RIGHTS = """
 SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) privilege
 WHERE NOT has_table_privilege(%s, privilege)
 """
-
-CODECS = {
-    "UTF8": "utf-8",
-    "EUC_CN": "gb2312",
-    "KOI8R": "koi8_r",
-    "KOI8U": "koi8_u",
-    "WIN866": "cp866",
-    "WIN874": "cp874",
-    **{f"WIN{number}": f"cp{number}" for number in range(1250, 1259)},
-    **{f"ISO_8859_{number}": f"iso8859_{number}" for number in range(5, 9)},
-    **{f"LATIN{number}": f"latin{number}" for number in range(1, 11)},
-}
-"""Python's codecs for the encodings of PostgreSQL that have the same characters. All others have at least ASCII,
-and JSON in a SQL_ASCII database has nothing else."""
-
-PROBES = 6
-"""Number of notifications that a connection misses until it counts as unable to listen."""
 
 MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
@@ -325,6 +301,7 @@ class PostgreSQLStore(LockingStore):
     now = "statement_timestamp()"
 
     can_wake = True
+    ends_idle_transactions = True
     streams = True
 
     def __init__(self, connection: BaseDatabaseWrapper, passed: str = "") -> None:
@@ -333,35 +310,6 @@ class PostgreSQLStore(LockingStore):
 
     def claim_queries(self, passed: str) -> ClaimQueries:
         return PostgreSQLStore(self.connection, passed)
-
-    @property
-    def ends_idle_transactions(self) -> bool:
-        return True
-
-    @property
-    def stores_local_times(self) -> bool:
-        # It stores the instant, whatever the zone of the session.
-        return False
-
-    @property
-    def missing_timeouts(self) -> list[str]:
-        settings = self.connection.settings_dict
-        host, options = settings["HOST"], settings["OPTIONS"]
-        local = not host or host.startswith("/") or host in {"localhost", "127.0.0.1", "::1"}
-        if local or "service" in options:
-            return []
-        return [name for name in ("connect_timeout", "tcp_user_timeout") if not options.get(name)]
-
-    @property
-    def encoding(self) -> str:
-        self.connection.ensure_connection()
-        # The server reports it when a connection is made, so no query is needed.
-        with self.connection.wrap_database_errors:
-            return str(self.connection.connection.info.parameter_status("server_encoding"))
-
-    @property
-    def codec(self) -> str:
-        return CODECS.get(self.encoding, "ascii")
 
     DELETED = "DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL"
     PROCESSED = """
@@ -491,50 +439,6 @@ class PostgreSQLStore(LockingStore):
     def lock_keys(self, keys: Collection[str]) -> None:
         if numbers := key_lock_numbers(keys):
             self.fetch(LOCK_KEYS, [LOCK_SPACE, numbers])
-
-    def wake(self, publishers: Collection[str]) -> None:
-        self.fetch(WAKE, [list(publishers)])
-
-    def listen(self, seconds: float, channel: str = "") -> Iterator[set[tuple[str, str]] | None]:
-        self.connection.ensure_connection()
-        if not callable(self.connection.connection.notifies):
-            # psycopg2 has a list there, and cannot wait for notifications.
-            return
-        channel = channel or self.fetch(CHANNEL)[0][0]
-        self.execute(f"LISTEN {channel}")
-        if not (yield from self._receives_notifications(channel, seconds)):
-            self.execute(f"UNLISTEN {channel}")
-            return
-        # A listening session is always idle.
-        self.execute("SET idle_session_timeout TO 0")
-        yield None
-        while True:
-            with self.connection.wrap_database_errors:
-                notifications = self.connection.connection.notifies(timeout=seconds, stop_after=1)
-                heard = {(notification.channel, notification.payload) for notification in notifications}
-            yield heard
-
-    def _receives_notifications(self, channel: str, seconds: float) -> Generator[set[tuple[str, str]], None, bool]:
-        """Return whether a notification of another session arrives, sent up to `PROBES` times, `seconds` apart.
-
-        After a time without one, yield an empty set, so that the caller can stop.
-
-        Behind PgBouncer in transaction mode, the session that listens belongs to no client while this connection is
-        idle.
-        """
-        probe = f"probe {uuid.uuid4()}"
-        with closing(self.connection.copy()) as other:
-            for _ in range(PROBES):
-                with other.cursor() as sender:
-                    sender.execute("SELECT pg_notify(%s, %s)", [channel, probe])
-                end = time.monotonic() + seconds
-                with self.connection.wrap_database_errors:
-                    while (left := end - time.monotonic()) > 0:
-                        heard = self.connection.connection.notifies(timeout=left, stop_after=1)
-                        if probe in [notification.payload for notification in heard]:
-                            return True
-                yield set()
-        return False
 
     def find_schemas(self) -> dict[str, str]:
         """Return the schemas that have the outbox's table, and their channels."""

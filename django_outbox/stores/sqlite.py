@@ -266,10 +266,6 @@ class SQLiteStore(Store):
     # Only one connection may write at a time.
     report_interval = 30.0
 
-    @property
-    def missing_feature(self) -> str:
-        return "" if self.connection.features.can_return_columns_from_insert else "RETURNING"
-
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
         ((pending,),) = self.fetch(PENDING, [request.publisher])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
 from django_outbox.checks import _check_characters
 from django_outbox.models import KeyLock
-from django_outbox.stores import get_store
+from django_outbox.stores.dialect import Dialect
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias
-from tests.support.messages import claim, count, row, settle, store_of, write
+from tests.support.messages import claim, count, row, settle, write
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -89,11 +89,11 @@ def test_a_question_mark_replaces_such_a_character_in_an_error(using: str, encod
 
 
 def test_the_system_check_warns_about_the_encoding(using: str, encoding: str):
-    (problem,) = _check_characters(get_store(connections[using]))
+    (problem,) = _check_characters(Dialect(connections[using]))
     assert isinstance(problem, Warning)
     assert (problem.id, encoding in problem.msg) == ("django_outbox.W014", True)
     assert "UTF8" in str(problem.hint)
-    assert [*_check_characters(get_store(connections["postgresql"]))] == []
+    assert [*_check_characters(Dialect(connections["postgresql"]))] == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,7 +105,7 @@ def test_any_text_is_either_read_back_unchanged_or_refused(using: str, encoding:
         try:
             saved = enqueue(type, {text: [text]}, headers={f"a{text}": text}, key=text, using=using)
         except InvalidMessage:
-            assert "\x00" in text or not store_of(using).can_store(text)
+            assert "\x00" in text or not Dialect(connections[using]).can_store(text)
             return
     with claim(using) as batch:
         (message,) = [message for message in batch.messages if message.id == saved.pk]

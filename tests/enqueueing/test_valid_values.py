@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.db.fields import partition_of
 from django_outbox.messages import MAX_HEADERS_DEPTH
-from django_outbox.stores import get_store
+from django_outbox.stores.dialect import Dialect
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.json_values import nested
 
@@ -34,7 +34,7 @@ def test_a_value_with_the_maximum_nesting_is_stored(using: str, kind: type):
 
 @pytest.mark.django_db(databases=ALIASES)
 def test_the_longest_integer_is_stored(using: str):
-    limits = get_store(connections[using]).json_integers
+    limits = Dialect(connections[using]).json_integers
     payload = 10**308 - 1 if limits is None else limits.stop - 1
     with transaction.atomic(using=using):
         message = enqueue("order.created", payload, using=using)

@@ -25,8 +25,7 @@ from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
 from django_outbox.enqueueing import validation
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.messages import MAX_HEADERS_DEPTH
-from django_outbox.stores import get_store
-from django_outbox.stores.sqlite import SQLiteStore
+from django_outbox.stores.dialect import Dialect
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.json_values import nested
 
@@ -204,11 +203,11 @@ def test_a_long_path_is_shortened_and_has_no_line_breaks():
 
 @pytest.mark.parametrize("using", ["default", "postgresql"])
 def test_an_integer_of_more_than_64_bits_is_valid_on_a_database_that_keeps_it(using: str):
-    store = get_store(connections[using])
-    assert check_json("payload", [2**64, -(2**63) - 1, 10**308 - 1], store).size == 354
+    dialect = Dialect(connections[using])
+    assert check_json("payload", [2**64, -(2**63) - 1, 10**308 - 1], dialect).size == 354
 
 
-class SmallIntegers(SQLiteStore):
+class SmallIntegers(Dialect):
     """The limits of MySQL."""
 
     json_integers = range(-(2**63), 2**64)
@@ -216,12 +215,12 @@ class SmallIntegers(SQLiteStore):
 
 
 def test_an_integer_that_the_database_would_round_is_refused():
-    store = SmallIntegers(connections["default"])
+    dialect = SmallIntegers(connections["default"])
     right = [2**64 - 1, -(2**63), "18446744073709551616", 1.8446744073709552e19, {"9" * 30: 0.30000000000000004}]
-    check_json("payload", right, store)
+    check_json("payload", right, dialect)
     for wrong in (2**64, -(2**63) - 1, 10**307):
         with pytest.raises(InvalidMessage, match="would convert to a floating-point number") as info:
-            check_json("payload", {"a": [*right, wrong]}, store)
+            check_json("payload", {"a": [*right, wrong]}, dialect)
         assert info.value.path == '["a"][5]'
         assert "-9223372036854775808 and 18446744073709551615" in str(info.value)
 
@@ -245,11 +244,11 @@ def test_the_source_of_a_value_makes_no_invalid_value_valid(pieces: list[str], f
     except ValueError:
         return
     assume("inf" not in repr(value))
-    store = SmallValues(connections["default"])
+    dialect = SmallValues(connections["default"])
     problems = []
     for given_source in ("", source):
         try:
-            check_json("payload", value, store, given_source)
+            check_json("payload", value, dialect, given_source)
             problems.append("")
         except InvalidMessage as error:
             problems.append(str(error))
@@ -262,10 +261,10 @@ CONVERTED = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=Fals
 @given(key=CONVERTED, other=CONVERTED)
 @example(key=-1.5e-300, other=1e22)
 def test_a_key_that_json_writes_as_another_one_is_refused(key: Any, other: Any):
-    store = SmallIntegers(connections["default"])
-    check_json("payload", [{key: 1}, {json.dumps(key): 2, f"a{json.dumps(key)}": 3}], store)
+    dialect = SmallIntegers(connections["default"])
+    check_json("payload", [{key: 1}, {json.dumps(key): 2, f"a{json.dumps(key)}": 3}], dialect)
     with pytest.raises(InvalidMessage, match="two keys that JSON writes as"):
-        check_json("payload", [{other: 1}, {"a": {key: 1, json.dumps(key): 2}}], store)
+        check_json("payload", [{other: 1}, {"a": {key: 1, json.dumps(key): 2}}], dialect)
 
 
 @pytest.mark.parametrize(
@@ -274,18 +273,18 @@ def test_a_key_that_json_writes_as_another_one_is_refused(key: Any, other: Any):
 def test_a_key_that_only_ends_like_a_number_costs_no_closer_look(key: str, monkeypatch: pytest.MonkeyPatch):
     looks: list[object] = []
     monkeypatch.setattr(validation, "_refuse_first_mistake", lambda *arguments: looks.append(arguments))
-    store = SmallIntegers(connections["default"])
-    check_json("payload", {"lines": [{key: 1, "city": "x"}]}, store)
+    dialect = SmallIntegers(connections["default"])
+    check_json("payload", {"lines": [{key: 1, "city": "x"}]}, dialect)
     assert not looks
-    check_json("payload", {"lines": [{key: 1, 7: "x"}]}, store)
+    check_json("payload", {"lines": [{key: 1, 7: "x"}]}, dialect)
     assert looks
 
 
 def test_an_object_key_that_is_too_long_for_the_database_is_refused():
-    store = SmallIntegers(connections["default"])
-    check_json("payload", {"x" * 65_535: 1}, store)
+    dialect = SmallIntegers(connections["default"])
+    check_json("payload", {"x" * 65_535: 1}, dialect)
     with pytest.raises(InvalidMessage, match="65,536 bytes long"):
-        check_json("payload", {"a": {"x" * 65_536: 1}}, store)
+        check_json("payload", {"a": {"x" * 65_536: 1}}, dialect)
 
 
 def test_a_very_long_integer_is_refused_even_if_python_can_convert_it_to_text():

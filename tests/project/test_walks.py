@@ -10,11 +10,11 @@ from tests.support.project_files import ROOT
 
 MOST = {
     # On SQLite, Django 5.2 computes the database's default of a column in the INSERT itself, by `db/functions`.
-    "enqueue": 7 if django.VERSION >= (6, 0) else 8,
+    "enqueue": 8 if django.VERSION >= (6, 0) else 9,
     "claim, publish and settle": 20,
     "claim, publish to RabbitMQ and settle": 28,
     "claim, call a handler and settle": 23,
-    "receive from RabbitMQ, store and settle": 17,
+    "receive from RabbitMQ, store and settle": 18,
     "outbox_status": 11,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""

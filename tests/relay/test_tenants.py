@@ -135,15 +135,16 @@ print(len(lines), "cannot be read" in lines[0])
 NOTIFY = """
 from django.db import connection, connections
 from django_outbox.stores import get_store
+from django_outbox.stores.notifications import listen, notify
 
 connection.set_schema("t1")
-heard = get_store(connection).listen(1.0)
+heard = listen(get_store(connection), 1.0)
 while next(heard) is not None:
     pass
 sender = connections.create_connection("default")
 for schema in ("t2", "t1"):
     sender.set_schema(schema)
-    get_store(sender).wake(["default"])
+    notify(get_store(sender), ["default"])
     print(schema, *(alias for _, alias in next(heard)))
 """
 

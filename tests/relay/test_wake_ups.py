@@ -23,7 +23,7 @@ from django_outbox.enqueueing import writing
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.relay.wake_ups import WakeUps
-from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.notifications import notify
 from tests.conftest import ALIASES
 from tests.support.messages import Clock, write
 from tests.support.pgbouncer import behind_pgbouncer
@@ -106,13 +106,12 @@ class TestNotifying:
     ):
         clock = Clock()
         monkeypatch.setattr(writing, "_throttles", defaultdict(partial(writing.NOTIFYING, clock=clock)))
-        wake = PostgreSQLStore.wake
 
-        def wake_slowly(*arguments: Any) -> None:
-            wake(*arguments)
+        def notify_slowly(*arguments: Any) -> None:
+            notify(*arguments)
             time.sleep(0.01)
 
-        monkeypatch.setattr(PostgreSQLStore, "wake", wake_slowly)
+        monkeypatch.setattr("django_outbox.stores.notifications.notify", notify_slowly)
         sent: list[float] = []
         for tick in range(16):
             clock.now = tick / 4
@@ -148,7 +147,7 @@ class TestNotifying:
         def fail(*_: Any) -> None:
             raise DatabaseError("no notifications today")
 
-        monkeypatch.setattr(PostgreSQLStore, "wake", fail)
+        monkeypatch.setattr("django_outbox.stores.notifications.notify", fail)
         write("postgresql")
         assert OutboxMessage.objects.using("postgresql").count() == 1
         assert "no notifications today" in caplog.text

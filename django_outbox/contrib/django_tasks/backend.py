@@ -106,10 +106,10 @@ def _check_queue(task: AnyTask, options: BackendOptions | None) -> None:
         return
     from django_outbox.contrib.django_tasks.records import choose_database  # noqa: PLC0415 - needs the models
     from django_outbox.enqueueing.validation import check_name  # noqa: PLC0415 - needs the models
-    from django_outbox.stores import get_store  # noqa: PLC0415 - needs the models
+    from django_outbox.stores.dialect import Dialect  # noqa: PLC0415 - needs the models
 
-    store = None if options is None else get_store(connections[choose_database(options)])
+    dialect = None if options is None else Dialect(connections[choose_database(options)])
     try:
-        check_name("queue_name", task.queue_name, store)
+        check_name("queue_name", task.queue_name, dialect)
     except InvalidMessage as error:
         raise InvalidTask(str(error)) from None

@@ -23,7 +23,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.purge import MAX_AGE, delete_in_batches
-from django_outbox.stores import Store, get_store
+from django_outbox.stores.dialect import Dialect
 from django_outbox.utils.text import stand_in
 
 MAX_ERRORS = 20
@@ -128,7 +128,7 @@ def call(record: TaskRecord) -> Any:
 def succeed(record: TaskRecord, returned: Any, using: str) -> None:
     """Note in a record that the task has returned, or raise an error if its value cannot be stored."""
     value = normalize_json(returned)
-    check_json("return_value", value, get_store(connections[using]))
+    check_json("return_value", value, Dialect(connections[using]))
     record.return_value = value
     record.status = TaskResultStatus.SUCCESSFUL
     record.finished_at = timezone.now()
@@ -136,7 +136,7 @@ def succeed(record: TaskRecord, returned: Any, using: str) -> None:
 
 def fail(record: TaskRecord, error: BaseException, final: bool, using: str) -> None:
     """Note in a record that an attempt failed, for good if `final`."""
-    record.errors = [*record.errors, describe_error(error, get_store(connections[using]))][-MAX_ERRORS:]
+    record.errors = [*record.errors, describe_error(error, Dialect(connections[using]))][-MAX_ERRORS:]
     record.status = TaskResultStatus.FAILED if final else TaskResultStatus.READY
     record.finished_at = timezone.now() if final else None
 
@@ -171,15 +171,15 @@ def _send(signal: Signal, result: AnyResult) -> None:
     signal.send_robust(sender=type(task_backends[result.backend]), task_result=result)
 
 
-def describe_error(error: BaseException, store: Store) -> dict[str, str]:
+def describe_error(error: BaseException, dialect: Dialect) -> dict[str, str]:
     """Return the fields of Django's `TaskError`, in characters that the database can store."""
     kind = type(error)
     # Texts of exceptions are on one line and quote no rows of the database, as everywhere in the outbox.
     shown = stand_in(error).with_traceback(_skip_relay(error.__traceback__))
     text = "".join(traceback.format_exception(shown))
     return {
-        "exception_class_path": store.storable(f"{kind.__module__}.{kind.__qualname__}"),
-        "traceback": store.storable(text[-MAX_TRACEBACK_LENGTH:]),
+        "exception_class_path": dialect.storable(f"{kind.__module__}.{kind.__qualname__}"),
+        "traceback": dialect.storable(text[-MAX_TRACEBACK_LENGTH:]),
     }
 
 
