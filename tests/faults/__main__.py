@@ -1,18 +1,20 @@
 """The fault suite from the command line: `python -m tests.faults --help`."""
 
 import argparse
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from django_outbox.conf import SOURCES
-from tests.faults.arguments import run, whole
 from tests.faults.kinds import BROKERS, faults_for
 from tests.faults.overlap import SECONDS, overlap, text
 from tests.faults.plan import LOCKED, Plan
-from tests.faults.report import Result, table
+from tests.faults.report import table
 from tests.faults.run import Run
 from tests.faults.servers import SERVERS
+from tests.support.children import SuiteError
 
 
 def main(arguments: list[str]) -> int:
@@ -27,11 +29,21 @@ def main(arguments: list[str]) -> int:
         plan = replace(plan, keep_logs=options.keep_logs and options.keep_logs.resolve())
     else:
         plan = planned(options)
-
-    def describe(result: Result) -> str:
-        return f"{table(result)}\n\n{text(result)}" if options.scenario else table(result)
-
-    return run(Run(plan).execute, describe)
+    # They end it like Ctrl-C, so that nothing is left behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        result = Run(plan).execute()
+    except SuiteError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing is left behind\n")
+        return 130
+    sys.stdout.write(f"{table(result)}\n")
+    if options.scenario:
+        sys.stdout.write(f"\n{text(result)}\n")
+    return 0 if result.good else 1
 
 
 def planned(options: argparse.Namespace) -> Plan:
@@ -71,14 +83,14 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--database", choices=sorted(SERVERS), default=plan.database)
     found.add_argument("--broker", choices=BROKERS, default=plan.broker)
-    found.add_argument("--messages", type=whole, default=plan.messages, help="committed messages (%(default)s)")
-    found.add_argument("--keys", type=whole, default=plan.keys, help="different keys (%(default)s)")
-    found.add_argument("--faults", type=whole, default=plan.faults, help="number of faults (%(default)s)")
+    found.add_argument("--messages", type=_whole, default=plan.messages, help="committed messages (%(default)s)")
+    found.add_argument("--keys", type=_whole, default=plan.keys, help="different keys (%(default)s)")
+    found.add_argument("--faults", type=_whole, default=plan.faults, help="number of faults (%(default)s)")
     found.add_argument("--seed", type=int, default=plan.seed, help="the same seed makes the same run (%(default)s)")
-    found.add_argument("--relays", type=whole, default=plan.relays, help="relay processes (%(default)s)")
-    found.add_argument("--workers", type=whole, default=plan.workers, help="workers of each relay (%(default)s)")
-    found.add_argument("--writers", type=whole, default=plan.writers, help="processes that enqueue (%(default)s)")
-    found.add_argument("--batch-size", type=whole, default=plan.batch_size, help="messages in a claim (%(default)s)")
+    found.add_argument("--relays", type=_whole, default=plan.relays, help="relay processes (%(default)s)")
+    found.add_argument("--workers", type=_whole, default=plan.workers, help="workers of each relay (%(default)s)")
+    found.add_argument("--writers", type=_whole, default=plan.writers, help="processes that enqueue (%(default)s)")
+    found.add_argument("--batch-size", type=_whole, default=plan.batch_size, help="messages in a claim (%(default)s)")
     found.add_argument(
         "--retention",
         type=float,
@@ -112,6 +124,12 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -120,6 +138,10 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return share
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.faults.kinds import Fault
-from tests.faults.stage import Scene
+from tests.faults.stage import Stage
 
 Schedule = dict[str, list[tuple[float, Fault, random.Random]]]
 """Faults by lane: when they are due, as a share of the load, and each one's own chance."""
@@ -85,7 +85,7 @@ class Breaking:
     """Inflicts the faults of a schedule until its context ends, each lane in its own thread.
 
     Args:
-        scene: what they act upon.
+        stage: what they act upon.
         schedule: the faults.
         progress: returns the share of the load that is done.
 
@@ -95,8 +95,8 @@ class Breaking:
         todo: the number of faults in the schedule.
     """
 
-    def __init__(self, scene: Scene, schedule: Schedule, progress: Callable[[], float]) -> None:
-        self._scene = scene
+    def __init__(self, stage: Stage, schedule: Schedule, progress: Callable[[], float]) -> None:
+        self._stage = stage
         self._progress = progress
         self._lock = threading.Lock()
         self._turns = Turns()
@@ -138,17 +138,17 @@ class Breaking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._scene.over.set()
+        self._stage.over.set()
         for thread in self._threads:
             thread.join()
-        self._scene.over.clear()
+        self._stage.over.clear()
 
     def _work(self, lane: list[tuple[float, Fault, random.Random]]) -> None:
         try:
             for due, fault, rand in lane:
-                while self._progress() < due * 0.98 and not self._scene.over.is_set():
-                    self._scene.pause(0.05)
-                if self._scene.over.is_set():
+                while self._progress() < due * 0.98 and not self._stage.over.is_set():
+                    self._stage.pause(0.05)
+                if self._stage.over.is_set():
                     return
                 self._inflict(fault, rand)
         except Exception as error:
@@ -158,11 +158,11 @@ class Breaking:
         with self._turns.take(alone=fault.alone):
             if fault.alone:
                 self._catching_up = True
-                self._scene.catch_up()
+                self._stage.catch_up()
                 self._catching_up = False
             begin = time.monotonic()
-            struck = fault.inflict(self._scene, rand)
+            struck = fault.inflict(self._stage, rand)
             seconds = time.monotonic() - begin
         with self._lock:
             self.inflicted.append(Inflicted(fault.name, seconds, struck))
-            self._scene.say(f"fault {len(self.inflicted)} of {self.todo}: {fault.name}, {seconds:.1f} s")
+            self._stage.say(f"fault {len(self.inflicted)} of {self.todo}: {fault.name}, {seconds:.1f} s")

@@ -5,12 +5,12 @@ import signal
 
 from tests.faults.brokers.base import TIMEOUT, OneProcess
 from tests.faults.kinds import everyone, fault
-from tests.faults.stage import Scene, Stage
+from tests.faults.stage import Stage
 from tests.support.children import wait_until
 
 
 @fault("broker")
-def broker_stopped(stage: Scene, rand: random.Random) -> int:
+def broker_stopped(stage: Stage, rand: random.Random) -> int:
     """The broker is stopped in an orderly way, and started some seconds later."""
     stage.broker.stop()
     stage.pause(rand.uniform(0, 3))
@@ -19,14 +19,14 @@ def broker_stopped(stage: Scene, rand: random.Random) -> int:
 
 
 @fault("broker")
-def broker_killed(stage: Scene, rand: random.Random) -> int:
+def broker_killed(stage: Stage, rand: random.Random) -> int:
     """The broker is killed and restarted."""
     stage.broker.crash()
     return everyone(stage)
 
 
 @fault("broker", brokers=("redis", "nats"))
-def broker_frozen(stage: Scene, rand: random.Random) -> int:
+def broker_frozen(stage: Stage, rand: random.Random) -> int:
     """The broker stops where it is for longer than relays wait, and its connections stay open."""
     broker = stage.broker
     assert isinstance(broker, OneProcess)

@@ -13,11 +13,11 @@ from tests.faults.kinds import SERVERS, everyone, fault
 from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.relays import django_environment
 from tests.faults.servers import TABLE, NetworkServer
-from tests.faults.stage import Scene, Stage
+from tests.faults.stage import Stage
 
 
 @fault("database", SERVERS)
-def backends_ended(stage: Scene, rand: random.Random) -> int:
+def backends_ended(stage: Stage, rand: random.Random) -> int:
     """`pg_terminate_backend` or `KILL` for some of the relays' connections, or for all."""
     limit = rand.choice((1, 2, None))
     server(stage).end_backends("relay", limit)
@@ -25,28 +25,28 @@ def backends_ended(stage: Scene, rand: random.Random) -> int:
 
 
 @fault("database", SERVERS)
-def writers_ended(stage: Scene, rand: random.Random) -> int:
+def writers_ended(stage: Stage, rand: random.Random) -> int:
     """The same for the writers' connections; the writers repeat their transactions."""
     server(stage).end_backends("writer")
     return 0
 
 
 @fault("database", SERVERS)
-def database_restarted(stage: Scene, rand: random.Random) -> int:
+def database_restarted(stage: Stage, rand: random.Random) -> int:
     """The server is stopped as an administrator does, and restarted."""
     server(stage).restart()
     return everyone(stage)
 
 
 @fault("database", SERVERS)
-def database_killed(stage: Scene, rand: random.Random) -> int:
+def database_killed(stage: Stage, rand: random.Random) -> int:
     """The server is killed, and recovers."""
     server(stage).crash()
     return everyone(stage)
 
 
 @fault("database", SERVERS)
-def limits_set(stage: Scene, rand: random.Random) -> int:
+def limits_set(stage: Stage, rand: random.Random) -> int:
     """An administrator sets time limits that no claim can keep to, and ends all connections."""
     server(stage).limit("relay")
     server(stage).end_backends("relay")
@@ -161,7 +161,7 @@ def session(stage: Stage) -> Iterator[Any]:
         connection.rollback()
 
 
-def server(stage: Scene) -> NetworkServer:
+def server(stage: Stage) -> NetworkServer:
     """Return the database, which is a server."""
     assert isinstance(stage.database, NetworkServer)
     return stage.database

@@ -5,18 +5,18 @@ import signal
 
 from tests.faults.brokers.rabbitmq import RabbitMQ
 from tests.faults.kinds import everyone, fault
-from tests.faults.stage import Scene, Stage
+from tests.faults.stage import Stage
 
 
 @fault("broker", brokers=("rabbitmq",))
-def connections_closed(stage: Scene, rand: random.Random) -> int:
+def connections_closed(stage: Stage, rand: random.Random) -> int:
     """`rabbitmqctl close_all_connections`: the broker states the reason, and closes."""
     node(stage).ctl("close_all_connections", "closed by the fault suite")
     return everyone(stage)
 
 
 @fault("broker", brokers=("rabbitmq",))
-def memory_alarm(stage: Scene, rand: random.Random) -> int:
+def memory_alarm(stage: Stage, rand: random.Random) -> int:
     """The broker is out of memory: `connection.blocked`, and then silence."""
     node(stage).ctl("set_vm_memory_high_watermark", "0.00001")
     try:
@@ -56,7 +56,7 @@ def exchange_missing(stage: Stage, rand: random.Random) -> int:
     return everyone(stage)
 
 
-def node(stage: Scene) -> RabbitMQ:
+def node(stage: Stage) -> RabbitMQ:
     """Return the broker, which is RabbitMQ."""
     assert isinstance(stage.broker, RabbitMQ)
     return stage.broker

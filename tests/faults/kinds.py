@@ -4,14 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
 
-from tests.faults.stage import Scene
+from tests.faults.stage import Stage
 
-Inflict = Callable[[Any, random.Random], int]
-"""Takes a `Scene`, or a `Stage` if it needs one."""
-
-AnyInflict = TypeVar("AnyInflict", bound=Inflict)
+Inflict = Callable[[Stage, random.Random], int]
 
 SERVERS = ("postgresql", "mariadb", "mysql")
 ALL = (*SERVERS, "sqlite")
@@ -43,10 +39,10 @@ FAULTS: dict[str, Fault] = {}
 
 def fault(
     lane: str, databases: tuple[str, ...] = ALL, *, brokers: tuple[str, ...] = BROKERS, alone: bool = False
-) -> Callable[[AnyInflict], AnyInflict]:
+) -> Callable[[Inflict], Inflict]:
     """Make a function a kind of fault, named like it."""
 
-    def add(inflict: AnyInflict) -> AnyInflict:
+    def add(inflict: Inflict) -> Inflict:
         name = inflict.__name__.replace("_", "-")
         FAULTS[name] = Fault(name, lane, databases, inflict, brokers, alone)
         return inflict
@@ -70,6 +66,6 @@ def faults_for(database: str, only: tuple[str, ...] = (), *, broker: str = "rabb
     ]
 
 
-def everyone(stage: Scene) -> int:
+def everyone(stage: Stage) -> int:
     """Return how many relays there are."""
     return len(stage.relays.all)

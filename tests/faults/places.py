@@ -19,19 +19,13 @@ what the operating system takes."""
 
 @dataclass
 class Place:
-    """A place for one process at a time.
-
-    Attributes:
-        ends: whether the process may end by itself with 0; it is not started again then.
-    """
+    """A place for one process at a time."""
 
     name: str
     command: Sequence[str]
     environment: dict[str, str]
     database: Proxy | None
     broker: Way
-    ends: bool = False
-    ended: bool = False
     process: Child | None = None
     clock_shift: float = 0.0
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -123,13 +117,10 @@ class Places:
     def _supervise_one(self, place: Place, waiting: dict[str, float]) -> None:
         if place.process is not None and place.process.code is not None:
             code, tail = place.process.code, place.process.tail()
-            if place.ends and not code:
-                place.ended = True
-            else:
-                self.broken_promises.append(f"{place.name} ended by itself with {code}:\n{tail}")
+            self.broken_promises.append(f"{place.name} ended by itself with {code}:\n{tail}")
             place.process.kill()
             place.process = None
-        if place.process is None and not place.ended:
+        if place.process is None:
             # As a supervisor does, which waits a little.
             due = waiting.setdefault(place.name, time.monotonic() + self._rand.uniform(0, 1.5))
             if time.monotonic() >= due:

@@ -6,7 +6,6 @@ import os
 import time
 from typing import Any
 
-import django
 import environ
 from django.utils import timezone
 
@@ -18,19 +17,9 @@ HANDLERS = env.bool("FAULTS_HANDLERS", default=False)
 """Whether the relays call the handlers of `tests.faults.effects` instead of publishing to a broker."""
 
 INSTALLED_APPS = ["django_outbox", *(["tests.faults.effects"] if HANDLERS else [])]
-if HANDLERS and django.VERSION >= (6, 0):
-    INSTALLED_APPS.append("django_outbox.contrib.django_tasks")
-    TASKS = {
-        "default": {
-            "BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend",
-            "OPTIONS": {"publisher": "default"},
-        }
-    }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {"default": env.db_url("FAULTS_DATABASE_URL")}
-if HANDLERS:
-    DATABASES["second"] = env.db_url("FAULTS_SECOND_DATABASE_URL")
 for database in DATABASES.values():
     if database["ENGINE"].endswith("sqlite3"):
         database["OPTIONS"] = {
@@ -49,17 +38,6 @@ if HANDLERS:
     PUBLISHERS["default"] = {
         "BACKEND": "django_outbox.handlers.HandlersPublisher",
         "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.05, "MAX_ATTEMPTS": 1000, "EXCLUDE": [LookupError]},
-    }
-    PUBLISHERS["long"] = {
-        **PUBLISHERS["default"],
-        "OPTIONS": {"transaction": False},
-        "CLAIM_TIMEOUT": 3.0,
-    }
-    PUBLISHERS["celery"] = {
-        "BACKEND": "django_outbox.brokers.celery.CeleryPublisher",
-        "OPTIONS": {"app": "tests.faults.effects.canvas:app"},
-        "CLAIM_TIMEOUT": 3.0,
-        "RETRY": PUBLISHERS["default"]["RETRY"],
     }
     OUTBOX["RETENTION"] = None
 PUBLISHERS["default"] = {**PUBLISHERS["default"], "SOURCE": env.str("FAULTS_SOURCE", default="table")}

@@ -21,20 +21,32 @@ CATCHING_UP = 120.0
 
 
 @dataclass(kw_only=True)
-class Scene:
-    """The servers and the processes of any run.
+class Stage:
+    """The servers and the processes of a run.
 
     Attributes:
         relays: the processes that must survive every fault.
+        start_consumer: starts another consumer.
+        journals: those of the writers; a fault that writes adds its own.
+        refusals: when queues were full, and what had an attempt counted at another time.
+        windows: when messages were withheld without a fault of anything.
     """
 
+    plan: Plan
     nursery: Nursery
     database: DatabaseServer
     broker: Broker
     relays: Places
+    consumer: Child
+    start_consumer: Callable[[], Child]
+    journals: list[Path]
+    refusals: Refusals = field(default_factory=Refusals)
+    windows: list[Window] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     over: threading.Event = field(default_factory=threading.Event)
     """Set when the run is to end early: faults heal what they broke and return."""
+    consumer_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the fault that kills the consumer."""
 
     def say(self, text: str) -> None:
         """Write a line of progress."""
@@ -45,34 +57,9 @@ class Scene:
         """Wait, unless the run is to end."""
         self.over.wait(seconds)
 
-    def catch_up(self) -> None:
-        """Wait until nothing is left to do of what was delayed by earlier faults."""
-
     def some_relay(self, rand: random.Random) -> Place:
         """Return a relay by chance."""
         return rand.choice(self.relays.all)
-
-
-@dataclass(kw_only=True)
-class Stage(Scene):
-    """What a run of a plan has besides: a consumer.
-
-    Attributes:
-        start_consumer: starts another consumer.
-        journals: those of the writers; a fault that writes adds its own.
-        refusals: when queues were full, and what had an attempt counted at another time.
-        windows: when messages were withheld without a fault of anything.
-    """
-
-    plan: Plan
-    consumer: Child
-    start_consumer: Callable[[], Child]
-    journals: list[Path]
-    refusals: Refusals = field(default_factory=Refusals)
-    windows: list[Window] = field(default_factory=list)
-
-    consumer_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the fault that kills the consumer."""
 
     def catch_up(self) -> None:
         """Wait until no message has been due for two seconds, except behind a failed one that may block its key.

@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pika
@@ -151,13 +150,9 @@ class RabbitMQ(Broker):
             return sum(channel.queue_declare(queue, passive=True).method.consumer_count for queue in ALL_QUEUES)
 
     def depth(self) -> int:
-        return self.depth_of(ALL_QUEUES)
-
-    def depth_of(self, queues: Sequence[str]) -> int:
-        """Return how many messages some queues hold that no consumer has."""
         with self.connect() as connection:
             channel = connection.channel()
-            return sum(channel.queue_declare(queue, passive=True).method.message_count for queue in queues)
+            return sum(channel.queue_declare(queue, passive=True).method.message_count for queue in ALL_QUEUES)
 
     def version(self) -> str:
         with self.connect() as connection:

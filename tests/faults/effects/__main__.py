@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
 import django
 
-from tests.faults.effects.points import POINTS
 from tests.support.databases import Database
 
 DATABASES = ("postgresql", "mariadb", "sqlite")
@@ -25,18 +23,15 @@ def main(arguments: list[str]) -> int:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outbox-effects-"))
         if options.database == "sqlite":
-            urls = [f"sqlite:///{folder}/{name}.sqlite3" for name in ("default", "second")]
+            url = f"sqlite:///{folder}/db.sqlite3"
         else:
             os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-            urls = [stack.enter_context(Database(options.database)).url for _ in range(2)]
+            url = stack.enter_context(Database(options.database)).url
         environment = {
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
-            "FAULTS_DATABASE_URL": urls[0],
-            "FAULTS_SECOND_DATABASE_URL": urls[1],
+            "FAULTS_DATABASE_URL": url,
             "FAULTS_HANDLERS": "1",
-            "FAULTS_CELERY_BROKER": os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F"),
-            "FAULTS_CELERY_QUEUE": f"outbox-faults-{uuid.uuid4().hex[:8]}",
         }
         command = [sys.executable, "-m", "tests.faults.effects", *arguments, "--is-child"]
         log = Path(folder) / "log"
@@ -53,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     # Its models need the settings.
     from tests.faults.effects.run import Run  # noqa: PLC0415
 
-    made = Run(options.messages, options.kills, options.relays, options.seed, options.point)
+    made = Run(options.messages, options.kills, options.relays, options.seed)
     try:
         figures = made.execute()
     finally:
@@ -71,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--relays", type=int, default=3, help="relay processes (%(default)s)")
     found.add_argument("--seed", type=int, default=7, help="seed of messages and kills (%(default)s)")
     found.add_argument("--is-child", action="store_true", help=argparse.SUPPRESS)
-    found.add_argument("--point", choices=POINTS, help="kill at this point only, one relay after the other")
     return found
 
 

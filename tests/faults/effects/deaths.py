@@ -12,6 +12,18 @@ from django_outbox.relay.sources import TableSource
 from django_outbox.signals import phase_finished
 from django_outbox.stores import Claim
 
+POINTS = (
+    "before the claim is read",
+    "before the effect",
+    "after the effect",
+    "after the savepoint",
+    "before the settlement",
+    "after the settlement",
+    "after the commit, in a hook",
+    "after the commit",
+)
+"""The points in the order of a batch."""
+
 _countdown: dict[str, int] = {}
 
 

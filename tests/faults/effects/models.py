@@ -18,19 +18,6 @@ class Written(models.Model):
         return f"{self.type} {self.number}"
 
 
-class Work(models.Model):
-    """A process began or ended the work for a number."""
-
-    objects: ClassVar[models.Manager["Work"]] = models.Manager()
-
-    id = models.BigAutoField(primary_key=True)
-    number = models.IntegerField()
-    process = models.IntegerField()
-
-    def __str__(self) -> str:
-        return f"{self.process} on {self.number}"
-
-
 class Effect(models.Model):
     """The effect of one handler for one number, in the order in which they happened."""
 

@@ -1,1 +1,0 @@
-"""Shop, RabbitMQ and billing under kills: each committed order gets one invoice."""
