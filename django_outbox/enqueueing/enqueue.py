@@ -28,8 +28,7 @@ from django_outbox.enqueueing.validation import (
 )
 from django_outbox.enqueueing.writing import (
     chunked,
-    insert_due,
-    insert_new,
+    insert_many,
     is_due,
     mark_streamed,
     notify_after_commit,
@@ -236,10 +235,7 @@ def _insert_many(rows: list[OutboxMessage], checked: list[Json], store: Store, k
             store.lock_keys(keys)
         for chunk in chunked([*zip(rows, checked, strict=True)], [each.size for each in checked]):
             messages = [message for message, _ in chunk]
-            if all(map(is_due, messages)):
-                insert_due(messages, [each.text for _, each in chunk], store)
-            else:
-                insert_new(messages, store)
+            insert_many(messages, [each.text for _, each in chunk], store)
         if due := {message.publisher for message in rows if is_due(message)}:
             notify_after_commit(store, due)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(slots=True)
 class NewMessage:
-    """The fields of a message that is due now. Unlike a model's instance, it costs next to nothing to make.
+    """The fields of a message. Unlike a model's instance, it costs next to nothing to make.
 
     Args:
         text: the JSON that the payload was read from. It is what is stored, because decoding shortens numbers.
-        occurred_at: None for now.
+        occurred_at, available_at: None for now.
     """
 
     message_id: uuid.UUID
@@ -24,3 +24,4 @@ class NewMessage:
     key: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
     occurred_at: datetime.datetime | None = None
+    available_at: datetime.datetime | None = None

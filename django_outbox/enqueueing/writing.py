@@ -68,16 +68,21 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
     return first
 
 
-def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> None:
-    """Do the same as `insert_new`, but faster, for messages that are due now, given their payloads as JSON."""
+def insert_many(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> None:
+    """Insert messages that are not in the table yet, given their payloads as JSON."""
     rows = [new_row(message, payload, store) for message, payload in zip(messages, payloads, strict=True)]
     if len(store.insert_rows(rows)) < len(messages):
         _report_others(messages, store)
 
 
 def new_row(message: OutboxMessage | NewMessage, payload: str, store: Store) -> NewRow:
-    """Return a valid message that is due now, with its payload as JSON, as `Store.insert_rows` takes it."""
-    time: object = message.occurred_at
+    """Return a valid message, with its payload as JSON, as `Store.insert_rows` takes it."""
+
+    def adapt(time: object) -> str | None:
+        if not isinstance(time, datetime.datetime):
+            return None
+        return str(store.connection.ops.adapt_datetimefield_value(time))
+
     return {
         "message_id": message.message_id.hex,
         "type": message.type,
@@ -87,28 +92,10 @@ def new_row(message: OutboxMessage | NewMessage, payload: str, store: Store) -> 
         "payload": payload,
         "headers": json.dumps(message.headers, cls=DjangoJSONEncoder) if message.headers else "{}",
         "publisher": message.publisher,
-        "occurred_at": (
-            str(store.connection.ops.adapt_datetimefield_value(time)) if isinstance(time, datetime.datetime) else None
-        ),
-        "streamed": is_streamed(message.publisher, store),
+        "occurred_at": adapt(message.occurred_at),
+        "available_at": adapt(message.available_at),
+        "streamed": is_streamed(message.publisher, store) and is_due(message),
     }
-
-
-def insert_new(messages: Sequence[OutboxMessage], store: Store) -> None:
-    """Insert messages that are not in the table yet."""
-    missing: Sequence[OutboxMessage] = messages
-    if store.looks_before_insert:
-        ids = [message.message_id for message in messages]
-        rows = OutboxMessage.objects.using(store.connection.alias).filter(message_id__in=ids)
-        known = set(rows.values_list("message_id", "publisher"))
-        missing = []
-        for message in messages:
-            if (pair := (message.message_id, message.publisher)) not in known:
-                known.add(pair)
-                missing.append(message)
-    inserted = store.insert_missing(missing) if missing else 0
-    if inserted < len(messages):
-        _report_others(messages, store)
 
 
 def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:
@@ -198,7 +185,7 @@ def route(message: OutboxMessage) -> list[OutboxMessage]:
     return messages
 
 
-def is_due(message: OutboxMessage) -> bool:
+def is_due(message: OutboxMessage | NewMessage) -> bool:
     """Return whether a message that is not written yet is due at once."""
     time: object = message.available_at
     return time is None or isinstance(time, DatabaseDefault)

@@ -344,7 +344,7 @@ class Store(ClaimQueries):
 
     @abc.abstractmethod
     def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
-        """Insert messages that are due now in their order, except messages that are in the table for their publisher.
+        """Insert messages in their order, except messages that are in the table for their publisher.
 
         It costs Python a tenth of what Django's `bulk_create` does. There must be at least one row, and no more than
         one statement can hold. Return the `message_id` of each inserted row; on MySQL and MariaDB, a row that is met

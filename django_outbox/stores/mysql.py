@@ -138,13 +138,15 @@ FIND_MESSAGES = "SELECT message_id, publisher FROM {{table}} WHERE message_id IN
 # every transaction that enqueues would wait. INSERT IGNORE would turn every other error into a warning, and a lost
 # message.
 INSERT_ROWS = """INSERT INTO {{table}} (
-    message_id, type, topic, `key`, `partition`, blocks_key, payload, headers, occurred_at, publisher, available_at,
+    message_id, type, topic, `key`, `partition`, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
 ) VALUES {rows}
 ON DUPLICATE KEY UPDATE message_id = {{table}}.message_id
 """
 
-NEW_ROW = "(%s, %s, %s, %s, %s, %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6)), %s, UTC_TIMESTAMP(6), 0, '', '')"
+NEW_ROW = """(
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6)), COALESCE(%s, UTC_TIMESTAMP(6)), 0, '', ''
+)"""
 
 # Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
 # from the start of the index would step over all of them.
@@ -482,7 +484,8 @@ class MySQLStore(LockingStore):
             values: list[object] = []
             for row in rows:
                 values += (row["message_id"], row["type"], row["topic"], row["key"], row["partition"])
-                values += (row["partition"] > 0, row["payload"], row["headers"], row["occurred_at"], row["publisher"])
+                values += (row["partition"] > 0, row["payload"], row["headers"], row["publisher"])
+                values += (row["occurred_at"], row["available_at"])
             self.execute(INSERT_ROWS.format(rows=", ".join([NEW_ROW] * len(rows))), values)
         return [row["message_id"] for row in rows]
 

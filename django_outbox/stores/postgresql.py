@@ -270,11 +270,11 @@ INSERT_ROWS = """INSERT INTO {table} (
     attempts, error, error_class
 )
 SELECT message_id, type, topic, key, partition, partition > 0 AND NOT streamed, payload::jsonb, headers::jsonb,
-    publisher, COALESCE(occurred_at, statement_timestamp()), CASE WHEN NOT streamed THEN statement_timestamp() END,
-    0, '', ''
+    publisher, COALESCE(occurred_at, statement_timestamp()),
+    CASE WHEN NOT streamed THEN COALESCE(available_at, statement_timestamp()) END, 0, '', ''
 FROM json_to_recordset(%s::json) AS new(
     message_id uuid, type text, topic text, key text, partition integer, payload text, headers text,
-    publisher text, occurred_at timestamptz, streamed boolean
+    publisher text, occurred_at timestamptz, available_at timestamptz, streamed boolean
 )
 ON CONFLICT (message_id, publisher) DO NOTHING
 RETURNING message_id

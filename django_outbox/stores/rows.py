@@ -32,11 +32,11 @@ UUID_LENGTH = 36
 
 
 class NewRow(TypedDict):
-    """A message to insert, which is due now.
+    """A message to insert.
 
     Args:
         message_id: its ID, as 32 hexadecimal digits.
-        occurred_at: its time as the database reads it; None for now.
+        occurred_at, available_at: its times as the database reads them; None for now.
         streamed: whether it is delivered from the stream, and not from the table.
     """
 
@@ -49,6 +49,7 @@ class NewRow(TypedDict):
     headers: str
     publisher: str
     occurred_at: str | None
+    available_at: str | None
     streamed: bool
 
 

@@ -190,7 +190,8 @@ INSERT_ROWS = f"""INSERT INTO {{table}} (
 SELECT json_extract(value, '$.message_id'), json_extract(value, '$.type'), json_extract(value, '$.topic'),
     json_extract(value, '$.key'), json_extract(value, '$.partition'), json_extract(value, '$.partition') > 0,
     json_extract(value, '$.payload'), json_extract(value, '$.headers'), json_extract(value, '$.publisher'),
-    coalesce(json_extract(value, '$.occurred_at'), {NOW}), {NOW}, 0, '', ''
+    coalesce(json_extract(value, '$.occurred_at'), {NOW}), coalesce(json_extract(value, '$.available_at'), {NOW}),
+    0, '', ''
 FROM json_each(%s)
 WHERE true
 ON CONFLICT DO NOTHING

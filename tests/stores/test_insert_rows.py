@@ -67,18 +67,22 @@ def test_a_row_is_the_same_as_that_of_django(using: str, payload: Any):
     first = content(payload, key="café-%s", topic="a'b", headers={"h": payload})
     second = content(payload, key="café-%s", topic="a'b", headers={"h": payload})
     insert(using, first)
-    fields = {name: value for name, value in asdict(second).items() if name not in ("text", "occurred_at")}
+    fields = {
+        name: value for name, value in asdict(second).items() if name not in ("text", "occurred_at", "available_at")
+    }
     OutboxMessage.objects.using(using).create(**fields)
     assert columns(using, first.message_id) == columns(using, second.message_id)
 
 
 @pytest.mark.parametrize("using", ALIASES)
-def test_a_message_is_due_now_and_keeps_its_time(using: str):
+def test_a_message_is_due_now_or_later_and_keeps_its_time(using: str):
     time = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.timezone.utc)
-    timed, untimed = content(occurred_at=time), content()
-    insert(using, timed, untimed)
+    timed, untimed, later = content(occurred_at=time), content(), content(available_at=time.replace(year=2999))
+    insert(using, timed, untimed, later)
     found = {message.message_id: message for message in OutboxMessage.objects.using(using).due()}
     assert found[timed.message_id].occurred_at == time
+    assert OutboxMessage.objects.using(using).get(message_id=later.message_id).available_at == later.available_at
+    assert found.keys() == {timed.message_id, untimed.message_id}
     assert found[untimed.message_id].occurred_at == found[untimed.message_id].available_at
 
 
