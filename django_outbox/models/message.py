@@ -164,7 +164,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             return held + self.pending().exclude(available_at__gte=HELD_BY_OPERATOR).update(**values)
 
     def cancel(self, reason: str = "") -> int:
-        """Make the pending messages in this queryset failed, so that they are not delivered, and return their number.
+        """Fail the pending messages in this queryset, so that they are not delivered, and return their number.
 
         They can still be requeued or discarded. They do not block their keys. No dead-letter copy is sent. Messages in
         streams are found as by `hold`.

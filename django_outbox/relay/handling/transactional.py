@@ -254,9 +254,9 @@ class _Run(NamedTuple):
 class BatchSizes:
     """The size of the batches of one worker.
 
-    A batch holds the locks of all its handlers until it is committed. So handlers that seldom meet in a deadlock
-    otherwise do so often, and a smaller batch holds fewer locks for a shorter time. A message that conflicts twice in a
-    row is delivered alone.
+    A batch holds the locks of all its handlers until it is committed. Handlers that would seldom deadlock then do so
+    often, and a smaller batch holds fewer locks for a shorter time. A message that conflicts twice in a row is
+    delivered alone.
 
     Attributes:
         in_a_row: number of conflicts of the same message in a row.

@@ -212,9 +212,9 @@ class Command(BaseCommand):
             self.stdout.write(f"   {self.style.SUCCESS('ok   ') if holds else self.style.ERROR('WRONG')} {text}")
         if wrong:
             raise CommandError("The figures disagree. Is another relay or consumer running on the same database?")
-        page = reverse("admin:django_outbox_outboxmessage_changelist")
+        page = reverse("admin:django_outbox_overview")
         self.stdout.write(self.style.SUCCESS(f"\nDone in {seconds:.1f} s."))
-        self.stdout.write("The refund is still failed. Find it in the admin, then requeue or discard it:\n\n")
+        self.stdout.write("The refund is still failed. Requeue or discard it on the overview in the admin:\n\n")
         self.stdout.write(f"   python {short_path(sys.argv[0])} runserver")
         self.stdout.write(f"   http://127.0.0.1:8000{page}")
         self.stdout.write(f"   {_make_superuser()}")
