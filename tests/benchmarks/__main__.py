@@ -22,7 +22,7 @@ from tests.benchmarks.report import read_machine  # noqa: E402
 from tests.benchmarks.workspace import scratch_database  # noqa: E402
 
 NAMES = [
-    *("ladder", "drain", "costs", "database", "latency", "enqueue"),
+    *("ladder", "drain", "costs", "database", "living", "enqueue"),
     *("scale", "growth", "celery", "inbox"),
 ]
 """Each is a module with `add_arguments(parser)` and `run(options) -> Report`."""

@@ -10,6 +10,7 @@ runs, and come from the log.
 """
 
 import argparse
+from collections.abc import Collection
 from contextlib import ExitStack
 from itertools import product
 from typing import Any, NamedTuple
@@ -57,10 +58,10 @@ class Case(NamedTuple):
         return ", ".join([f"{self.broker}: {self.work}", *more])
 
 
-def add_comparison(parser: argparse.ArgumentParser) -> None:
+def add_comparison(parser: argparse.ArgumentParser, brokers: Collection[str] = BROKERS) -> None:
     """Add the brokers and the sources to compare."""
     parser.add_argument(
-        "--broker", nargs="+", choices=BROKERS, default=["rabbitmq"], help="Where to (default: rabbitmq)."
+        "--broker", nargs="+", choices=brokers, default=["rabbitmq"], help="Where to (default: rabbitmq)."
     )
     parser.add_argument(
         "--source", nargs="+", choices=SOURCES, default=["table"], help="Sources to compare (default: table)."

@@ -7,15 +7,29 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-DATABASES = {"postgres", "mariadbd", "mysqld"}
-"""Names of the servers' processes."""
+from django.db import connection
+
+DATABASES = {"postgresql": {"postgres"}, "mysql": {"mariadbd", "mysqld"}}
+"""Names of the servers' processes, by vendor."""
 
 ENDING = 0.2
 """Seconds within which the database ends the sessions of workers, so that their processor time can be read."""
 
 RELAY, DATABASE, BROKER = ("relay µs", "database µs", "broker µs")
 """Columns with the processor time of a message. The relay is this process."""
+
+
+REPORTING_TIME = 1.2
+"""Seconds after which PostgreSQL's sessions have reported their transactions."""
+
+TRANSACTIONS = {
+    "postgresql": "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()",
+    "mysql": "SELECT SUM(variable_value) FROM information_schema.global_status "
+    "WHERE variable_name IN ('COM_COMMIT', 'COM_ROLLBACK')",
+}
+"""The number of transactions so far, the caller's included."""
 
 
 class BenchmarkError(Exception):
@@ -62,14 +76,56 @@ def seconds_of_database() -> float:
     return _read_processors("")[DATABASE]
 
 
+class Used(NamedTuple):
+    """What a relay, its sessions and the caller used: processor time in microseconds, or numbers."""
+
+    relay: float
+    database: float
+    caller: float
+    statements: float
+    transactions: float
+    wakeups: float
+
+    def __sub__(self, before: "Used") -> "Used":
+        return Used(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def read_used(pid: int, statements: int) -> Used:
+    """Return what was used so far. On PostgreSQL, the caller's own session counts for the caller.
+
+    Args:
+        pid: the relay's process.
+        statements: the number of its statements.
+    """
+    relay, database, session = seconds_of(pid), seconds_of_database(), 0.0
+    caller = time.process_time()
+    with connection.cursor() as cursor:
+        if database and connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_backend_pid()")
+            session = seconds_of(cursor.fetchone()[0])
+        transactions = 0.0
+        if sql := TRANSACTIONS.get(connection.vendor):
+            time.sleep(REPORTING_TIME)
+            cursor.execute(sql)
+            transactions = float(cursor.fetchone()[0])
+    wakeups = sum(
+        int(line.split()[1])
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    )
+    return Used(1e6 * relay, 1e6 * (database - session), 1e6 * (caller + session), statements, transactions, wakeups)
+
+
 def _read_processors(broker: str) -> dict[str, float]:
     """Return seconds so far by column. A server on another machine is absent."""
+    servers = DATABASES.get(connection.vendor, set())
     found: dict[str, float] = defaultdict(float)
     found[RELAY] = time.process_time()
     for process in Path("/proc").glob("[0-9]*"):
         # It may have ended; its time is its parent's then.
         with suppress(OSError):
             name = (process / "comm").read_text().rstrip("\n")
-            if name in DATABASES or name == broker:
+            if name in servers or name == broker:
                 found[BROKER if name == broker else DATABASE] += seconds_of(process.name)
     return found

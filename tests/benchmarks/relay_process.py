@@ -1,26 +1,39 @@
 """A relay in its own process, as in production. It ends with the benchmark."""
 
+import json
 import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from django.db.backends.signals import connection_created
+
+from django_outbox.brokers.registry import make_publisher
+from django_outbox.handlers import handler
 from django_outbox.management.service import frozen
 from django_outbox.messages import Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished
+from tests.benchmarks.ladder_steps import Lane, Step
 from tests.benchmarks.measuring import BenchmarkError
+from tests.benchmarks.plain_pika import Row
 from tests.benchmarks.workspace import outbox_settings
 from tests.support.spawning import FORKS, process, receive
 
 LONGEST_SILENCE = 60.0
 """Seconds without a settled batch after which the benchmark gives up."""
+
+DELIVERED, STATEMENTS = range(2)
+"""The counts that the two processes share."""
+
+LOOP_INTERVAL = 0.5
+"""Seconds between two claims of the loop."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +50,31 @@ class RelayReport:
         return sum(count for _, count in self.settled)
 
 
+class Delivering(Protocol):
+    """A process that delivers, with the number of its messages so far."""
+
+    @property
+    def delivered(self) -> int: ...
+
+
 class RelayProcess:
     """The benchmark's side of the process: `begin`, then `stop`."""
 
-    def __init__(self, child: Any, pipe: Connection, counter: Any) -> None:
-        self.pid = int(child.pid)
+    def __init__(self, pid: int, pipe: Connection, counts: Any) -> None:
+        self.pid = pid
         self._pipe = pipe
-        self._counter = counter
+        self._counts = counts
         receive(pipe)
 
     @property
     def delivered(self) -> int:
         """The number of messages settled so far."""
-        return int(self._counter.value)
+        return int(self._counts[DELIVERED])
+
+    @property
+    def statements(self) -> int:
+        """The number of statements that the database executed for it so far."""
+        return int(self._counts[STATEMENTS])
 
     def begin(self) -> None:
         self._pipe.send("begin")
@@ -73,13 +98,25 @@ def relay_process(
         batch_size: messages in a claim.
         notify: whether commits wake the relay.
     """
-    counter = FORKS.Value("q", 0)
+    counts = FORKS.Array("q", 2)
     options = {"workers": workers, "batch_size": batch_size}
-    with process("tests.benchmarks.relay_process.deliver", counter, publisher, notify, options) as (child, pipe):
-        yield RelayProcess(child, pipe, counter)
+    with process("tests.benchmarks.relay_process.deliver", counts, publisher, notify, options) as (child, pipe):
+        yield RelayProcess(child.pid, pipe, counts)
 
 
-def wait_for(relays: Sequence[RelayProcess], messages: int) -> None:
+@contextmanager
+def loop_process(publisher: Mapping[str, Any]) -> Iterator[RelayProcess]:
+    """Start a loop as a developer writes it by hand, which waits for `begin`.
+
+    Args:
+        publisher: the entry of `PUBLISHERS`.
+    """
+    counts = FORKS.Array("q", 2)
+    with process("tests.benchmarks.relay_process.deliver_in_a_loop", counts, publisher) as (child, pipe):
+        yield RelayProcess(child.pid, pipe, counts)
+
+
+def wait_for(relays: Sequence[Delivering], messages: int) -> None:
     """Wait until the relays have settled this many messages together."""
     settled, deadline = 0, time.monotonic() + LONGEST_SILENCE
     while (found := sum(relay.delivered for relay in relays)) < messages:
@@ -102,12 +139,9 @@ def rate_of(reports: Sequence[RelayReport], after: float = 0.0) -> float:
 
 
 def deliver(
-    pipe: Connection, counter: Any, entry: Mapping[str, Any] | None, notify: bool, options: dict[str, Any]
+    pipe: Connection, counts: Any, entry: Mapping[str, Any] | None, notify: bool, options: dict[str, Any]
 ) -> None:
     """Run the relay: the process's side."""
-    logging.getLogger("django_outbox").setLevel(logging.ERROR)
-    # Ctrl-C reaches both; the benchmark ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     settled: list[tuple[float, int]] = []
     confirmed: dict[str, float] = {}
 
@@ -118,8 +152,8 @@ def deliver(
 
     def note_settled(phase: str, count: int, **_: Any) -> None:
         if phase == "settle":
-            with counter.get_lock():
-                counter.value += count
+            with counts.get_lock():
+                counts[DELIVERED] += count
             settled.append((time.time(), count))
 
     def stop_on_request() -> None:
@@ -127,6 +161,9 @@ def deliver(
             pipe.recv()
         relay.stop()
 
+    _prepare(counts)
+    # The publisher of handlers calls it.
+    handler("order.created")(lambda payload, message: confirmed.update({message.message_id: time.time()}))
     with outbox_settings(entry, NOTIFY=notify), Relay(**options) as relay, frozen():
         [publisher] = relay.publishers
         publisher.publish = publish  # type: ignore[method-assign]
@@ -137,5 +174,53 @@ def deliver(
         phase_finished.connect(note_settled)
         began = time.time()
         relay.run()
+    pipe.send(RelayReport(began, settled, confirmed, peak_megabytes()))
+
+
+def deliver_in_a_loop(pipe: Connection, counts: Any, entry: Mapping[str, Any]) -> None:
+    """Claim, publish and settle one after the other, then wait: the process's side."""
+    settled: list[tuple[float, int]] = []
+    confirmed: dict[str, float] = {}
+    _prepare(counts)
+    with outbox_settings(entry):
+        publisher = make_publisher("default")
+        lane = Lane(Step("loop", workers=2))
+        with closing(publisher), closing(lane):
+            publisher.prepare()
+            pipe.send("ready")
+            pipe.recv()
+            began = time.time()
+            while not pipe.poll(LOOP_INTERVAL):
+                messages = [_message_of(row) for row in lane.claim(2000)]
+                if messages:
+                    publisher.publish(messages)
+                    confirmed.update(dict.fromkeys((message.message_id for message in messages), time.time()))
+                lane.finish()
+                counts[DELIVERED] += len(messages)
+    pipe.send(RelayReport(began, settled, confirmed, peak_megabytes()))
+
+
+def peak_megabytes() -> float:
+    """Return the largest memory of this process so far."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    pipe.send(RelayReport(began, settled, confirmed, int(status["VmHWM"].split()[0]) / 1024))
+    return int(status["VmHWM"].split()[0]) / 1024
+
+
+def _prepare(counts: Any) -> None:
+    """Silence the log, leave Ctrl-C to the benchmark, which ends this process, and count statements."""
+    logging.getLogger("django_outbox").setLevel(logging.ERROR)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def count(execute: Callable[..., Any], *arguments: Any) -> Any:
+        with counts.get_lock():
+            counts[STATEMENTS] += 1
+        return execute(*arguments)
+
+    connection_created.connect(lambda connection, **_: connection.execute_wrappers.append(count), weak=False)
+
+
+def _message_of(row: Row) -> Message:
+    names = ("type", "topic", "key", "occurred_at", "attempts")
+    payload, headers = row["payload"].encode(), json.loads(row["headers"])
+    values = {name: row[name] for name in names}
+    return Message(id=row["id"], message_id=str(row["message_id"]), payload=payload, headers=headers, **values)

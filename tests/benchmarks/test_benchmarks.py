@@ -27,7 +27,7 @@ RUNS = {
     "drain": ("--messages=100 --keys=9 --running --broker rabbitmq nats kafka", 18),
     "costs": ("--messages=50", 13),
     "database": ("--messages=100 --keys=7 --workers=2", 6),
-    "latency": ("--seconds=1 --rates=50", 2),
+    "living": ("--seconds=1 --rates 50 --keys 0 --broker rabbitmq handlers", 5),
     "enqueue": ("--messages=10 --writers=2", 8),
     "scale": ("--messages=100 --keys=7 --relays=2 --source snapshot --broker redis", 2),
     "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
@@ -89,7 +89,7 @@ def has_queue(pid: int, name: str) -> bool:
 )
 def test_a_benchmark_compares_its_cases_and_leaves_nothing_behind(name: str, alias: str, tmp_path: Path):
     options, cases = RUNS[name]
-    if name != "latency":
+    if name != "living":
         options += " --repeats=1"
     if name == "ladder":
         options += f" --plot={tmp_path}/ladder.svg"
