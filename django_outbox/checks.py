@@ -27,6 +27,7 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.brokers.registry import build_publisher, import_backend
 from django_outbox.conf import OutboxSettings, SettingsProblem, get_settings, parse_settings
 from django_outbox.conf.routes import find_unreachable, hint_of_publisher
+from django_outbox.db.autovacuum import find_untuned_rows
 from django_outbox.db.routing import describe_denied
 from django_outbox.enqueueing.writing import CHUNK_BYTES
 from django_outbox.events import RecordsEvents
@@ -639,22 +640,37 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
-        if isinstance(store, PostgreSQLStore) and (subscriptions := store.find_subscriptions()):
-            yield Warning(
-                f"The subscription {subscriptions[0]} writes messages of another server into the database {alias!r}. "
-                "Relays of both servers deliver each of them, and no relay here delivers a stream.",
-                hint="Stop the relays of the other server, wait until its messages have arrived, and run: "
-                f"DROP SUBSCRIPTION {subscriptions[0]}",
-                id="django_outbox.W067",
-            )
-        if isinstance(store, PostgreSQLStore) and (behind := store.find_values_behind()):
-            yield Warning(
-                f"The database {alias!r} gives new messages ids that are in use: its sequence is at {behind[0]}, "
-                f"and the greatest id is {behind[1]}. Then enqueue() raises an IntegrityError.",
-                hint=f'Run the SQL that "manage.py sqlsequencereset django_outbox --database={alias}" prints. Logical '
-                "replication does not copy the values of sequences before PostgreSQL 19.",
-                id="django_outbox.W029",
-            )
+        if isinstance(store, PostgreSQLStore):
+            yield from _check_postgresql(store)
+
+
+def _check_postgresql(store: PostgreSQLStore) -> Iterator[CheckMessage]:
+    """Check the table of messages: its autovacuum, its subscriptions and its sequence."""
+    alias = store.connection.alias
+    if rows := find_untuned_rows(store.connection, OutboxMessage._meta.db_table):
+        yield Warning(
+            f"Autovacuum has the server's settings for the table of messages in the database {alias!r}, which has "
+            f"about {rows:,} rows. By default it comes when a fifth of them is dead, and claims become slower "
+            "until then.",
+            hint="Add the operation django_outbox.db.autovacuum.TuneAutovacuum to a migration of the project.",
+            id="django_outbox.W068",
+        )
+    if subscriptions := store.find_subscriptions():
+        yield Warning(
+            f"The subscription {subscriptions[0]} writes messages of another server into the database {alias!r}. "
+            "Relays of both servers deliver each of them, and no relay here delivers a stream.",
+            hint="Stop the relays of the other server, wait until its messages have arrived, and run: "
+            f"DROP SUBSCRIPTION {subscriptions[0]}",
+            id="django_outbox.W067",
+        )
+    if behind := store.find_values_behind():
+        yield Warning(
+            f"The database {alias!r} gives new messages ids that are in use: its sequence is at {behind[0]}, "
+            f"and the greatest id is {behind[1]}. Then enqueue() raises an IntegrityError.",
+            hint=f'Run the SQL that "manage.py sqlsequencereset django_outbox --database={alias}" prints. Logical '
+            "replication does not copy the values of sequences before PostgreSQL 19.",
+            id="django_outbox.W029",
+        )
 
 
 def _check_server(store: MySQLStore, settings: OutboxSettings | None) -> Iterator[CheckMessage]:

@@ -10,6 +10,7 @@ from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.db.migrations.recorder import MigrationRecorder
+from django.db.migrations.state import ProjectState
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -19,6 +20,8 @@ from django_outbox.brokers.outcomes import check_publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.checks import TAG
 from django_outbox.conf import get_settings
+from django_outbox.db import autovacuum
+from django_outbox.db.autovacuum import TuneAutovacuum
 from django_outbox.management.proof import check_deployment
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.publishers import find_unknown_publishers
@@ -285,6 +288,32 @@ def test_w029_the_sequence_of_ids_is_behind_the_greatest_id():
     assert "sqlsequencereset django_outbox --database=postgresql" in str(problem.hint)
     with pytest.raises(IntegrityError), transaction.atomic(using=using):
         enqueue("t", 1, using=using)
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_w068_a_big_table_without_settings_of_autovacuum_until_the_operation_ran(monkeypatch: pytest.MonkeyPatch):
+    using, operation, state = "postgresql", TuneAutovacuum(), ProjectState.from_apps(apps)
+    put(3, using)
+    with connections[using].cursor() as cursor:
+        cursor.execute("ANALYZE django_outbox_outboxmessage")
+    assert "django_outbox.W068" not in database_checks(using)
+    monkeypatch.setattr(autovacuum, "BIG", 3)
+    assert "TuneAutovacuum" in str(database_checks(using)["django_outbox.W068"].hint)
+    with connections[using].schema_editor() as editor:
+        operation.database_forwards("shop", editor, state, state)
+    assert "django_outbox.W068" not in database_checks(using)
+    with connections[using].schema_editor() as editor:
+        operation.database_backwards("shop", editor, state, state)
+    assert "django_outbox.W068" in database_checks(using)
+
+
+@pytest.mark.django_db(databases=ALIASES)
+@pytest.mark.parametrize("using", ["mariadb", "default"])
+def test_the_operation_for_autovacuum_does_nothing_on_other_databases(using: str):
+    state = ProjectState.from_apps(apps)
+    with CaptureQueriesContext(connections[using]) as queries:
+        TuneAutovacuum().database_forwards("shop", connections[using].schema_editor(collect_sql=True), state, state)
+    assert not queries
 
 
 @pytest.mark.django_db(databases=ALIASES)

@@ -17,6 +17,7 @@ MODULES = (
     "django_outbox.relay",
     "django_outbox.retention",
     "django_outbox.retention.purge",
+    "django_outbox.db.autovacuum",
     "django_outbox.retry",
     "django_outbox.messages",
     "django_outbox.brokers",
