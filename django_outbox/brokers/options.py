@@ -6,6 +6,7 @@ No error shows a URL, because it may hold a password.
 import ssl
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -146,12 +147,16 @@ class Template:
             raise ImproperlyConfigured(f"{option} is {text!r}; it must be a name, such as 'shop.{{topic}}'.")
         require_printable(option, text)
         self.text = text
-        self._encode = encode
+        self._encode = encode or str
         self._parts: list[tuple[str, Callable[[Message], str] | None]] = []
         try:
             parsed = list(string.Formatter().parse(text))
         except ValueError as error:
             raise ImproperlyConfigured(f"{option} is {text!r}: {error}; write braces as {{{{ and }}}}.") from None
+        # There are usually few topics, and a name is rendered for each message.
+        self._of_topic = (
+            lru_cache(maxsize=1000)(self._render_topic) if {each[1] for each in parsed} <= {None, "topic"} else None
+        )
         for literal, field, format_spec, conversion in parsed:
             if field is not None and (field not in _FIELDS or format_spec or conversion):
                 raise ImproperlyConfigured(
@@ -164,9 +169,9 @@ class Template:
         return all(read is None for _, read in self._parts)
 
     def render(self, message: Message) -> str:
-        if self._encode is not None:
-            encode = self._encode
-            return "".join(literal + (encode(read(message)) if read else "") for literal, read in self._parts)
-        if self.text == "{topic}":
-            return message.topic or message.type
-        return "".join(literal + (read(message) if read else "") for literal, read in self._parts)
+        if self._of_topic:
+            return self._of_topic(message.topic or message.type)
+        return "".join(literal + (self._encode(read(message)) if read else "") for literal, read in self._parts)
+
+    def _render_topic(self, topic: str) -> str:
+        return "".join(literal + (self._encode(topic) if read else "") for literal, read in self._parts)

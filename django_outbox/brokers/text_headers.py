@@ -22,15 +22,16 @@ RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 """Names that describe the message. A header of the message with such a name, in any case, is not sent."""
 
 
+_latest = (datetime.datetime.min.replace(tzinfo=_UTC), "")
+"""The latest whole second that `format_time` formatted, and its text."""
+
+
 def text_headers(message: Message) -> list[tuple[str, str]]:
     """Return a message's fields as headers, without an empty key, and then its own headers."""
-    occurred_at = message.occurred_at
-    if occurred_at.tzinfo is not _UTC:
-        occurred_at = occurred_at.astimezone(_UTC)
     found = [
         (MESSAGE_ID, message.message_id),
         (TYPE, message.type),
-        (OCCURRED_AT, occurred_at.isoformat()),
+        (OCCURRED_AT, format_time(message.occurred_at)),
         (CONTENT_TYPE, "application/json"),
     ]
     if message.key:
@@ -38,6 +39,19 @@ def text_headers(message: Message) -> list[tuple[str, str]]:
     if message.headers:
         found += own_headers(message)
     return found
+
+
+def format_time(time: datetime.datetime) -> str:
+    """Return a time in UTC in ISO 8601. Messages of the same second follow each other, so its text is kept."""
+    global _latest  # noqa: PLW0603 - one tuple, which threads replace as a whole
+    if time.tzinfo is not _UTC:
+        time = time.astimezone(_UTC)
+    second, text = _latest
+    whole = time.replace(microsecond=0)
+    if whole != second:
+        text = whole.isoformat()[:-6]
+        _latest = whole, text
+    return f"{text}.{time.microsecond:06d}+00:00" if time.microsecond else f"{text}+00:00"
 
 
 def own_headers(message: Message, *, without: str = "") -> list[tuple[str, str]]:

@@ -15,6 +15,9 @@ JSON = st.recursive(
     max_leaves=5,
 )
 
+OFFSETS = st.integers(-720, 840).map(lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
+KOLKATA = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
+
 
 def test_fields_are_headers():
     message = make_message("orders", type="order.größe", key="k-1", headers={"tenant": "acme"})
@@ -32,12 +35,15 @@ def test_a_blank_key_is_left_out():
     assert "outbox-key" not in dict(text_headers(make_message()))
 
 
-def test_times_are_in_utc():
-    zone = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
-    occurred_at = datetime.datetime(2026, 1, 1, 2, 0, 0, 120, tzinfo=zone)
-    assert dict(text_headers(make_message(occurred_at=occurred_at)))["outbox-occurred-at"] == (
-        "2025-12-31T20:30:00.000120+00:00"
-    )
+@given(st.lists(st.datetimes(timezones=OFFSETS | st.just(datetime.timezone.utc))))
+def test_times_are_in_utc(times: list[datetime.datetime]):
+    for time in [datetime.datetime(2026, 1, 1, 2, 0, 0, 120, tzinfo=KOLKATA), *times]:
+        try:
+            in_utc = time.astimezone(datetime.timezone.utc)
+        except OverflowError:
+            continue
+        headers = dict(text_headers(make_message(occurred_at=time)))
+        assert headers["outbox-occurred-at"] == in_utc.isoformat()
 
 
 def test_a_header_cannot_replace_a_field():

@@ -1,6 +1,5 @@
 """The entries of a stream: the publisher encodes messages, and the consumer reads them."""
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -10,7 +9,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.redis.connection import encode_argument
-from django_outbox.brokers.text_headers import read_time
+from django_outbox.brokers.text_headers import format_time, read_time
 from django_outbox.messages import Message
 
 
@@ -33,9 +32,7 @@ class RedisEncoder:
     def encode(self, message: Message) -> bytes:
         """Return the command that appends a message to its stream. The bytes of the payload are unchanged."""
         _, message_id, type, topic, key, payload, headers, occurred_at, *_ = message
-        if occurred_at.tzinfo is not datetime.timezone.utc:
-            occurred_at = occurred_at.astimezone(datetime.timezone.utc)
-        time = occurred_at.isoformat().encode()
+        time = format_time(occurred_at).encode()
         optional = b""
         if key:
             encoded = key.encode()

@@ -86,6 +86,9 @@ def publish_in_waves(
     Returns:
         One outcome per message, in the order of `messages`.
     """
+    keys = [message.key for message in messages if message.key]
+    if len(set(keys)) == len(keys):
+        return list(publish(messages))
     outcomes: list[Outcome] = [BLOCKED] * len(messages)
     passing = {OutcomeKind.ACCEPTED} if failed_blocks_key else {OutcomeKind.ACCEPTED, OutcomeKind.REJECTED}
     blocked_keys: set[str] = set()
