@@ -54,6 +54,11 @@ class Round(NamedTuple):
         return self.looked and not self.tally.claimed and not self.outage
 
     @property
+    def settled_all(self) -> bool:
+        """Whether it claimed messages, and all of them have new states."""
+        return 0 < self.tally.claimed == self.tally.settled and not self.outage
+
+    @property
     def broker_responds(self) -> bool:
         """Whether the broker answered for a message, or nothing was due and the publisher has prepared."""
         return self.tally.answered or (self.found_nothing and self.prepared)

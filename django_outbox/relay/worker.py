@@ -67,7 +67,11 @@ class Worker(abc.ABC):
             self._state.wake_ups.wake([self._alias])
         if result.database_outage:
             return self._on_database_outage()
-        return self._on_nothing_due() if result.found_nothing else result.wait
+        return self._on_nothing_due() if self._is_idle(result) else result.wait
+
+    def _is_idle(self, result: Round) -> bool:
+        """Return whether to wait before the next claim."""
+        return result.found_nothing
 
     def _run_round(self, permit: Permit) -> Round:
         result = Round()
@@ -89,7 +93,7 @@ class Worker(abc.ABC):
 
     def _note(self, result: Round) -> None:
         self._delivered += result.tally.processed
-        self._empty_claims = self._empty_claims + 1 if result.found_nothing else 0
+        self._empty_claims = self._empty_claims + 1 if result.found_nothing else int(self._is_idle(result))
         self._database_failures = self._database_failures + 1 if result.database_outage else 0
         self._database_outage = result.database_outage
         if result.looked:
@@ -126,8 +130,11 @@ class RunningWorker(Worker):
     def _is_done(self) -> bool:
         return self._state.is_done()
 
+    def _is_idle(self, result: Round) -> bool:
+        return result.found_nothing or (result.settled_all and self._source.caught_up)
+
     def _on_nothing_due(self) -> float:
-        if self._source.lags:
+        if self._source.lags and not self._source.caught_up:
             return 0.0
         doublings = min(self._empty_claims - 1, 16)
         longest = min(self._state.poll_interval, self._source.longest_wait)

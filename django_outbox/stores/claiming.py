@@ -22,6 +22,7 @@ import itertools
 import random
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -232,6 +233,7 @@ class Cursor:
         spare_offset: how many free slots the next listing counts as met already, and spares every `SPARED`th.
             It changes with each listing, so that the same slot is not always spared.
         timeline: the position among messages with a key while most keys wait; None while heads are listed.
+        caught_up: whether the last claim has read all that was due, although it found something.
     """
 
     # The random start spreads load; it is not a secret.
@@ -241,6 +243,7 @@ class Cursor:
     keyed_first: bool = field(default=False, init=False)
     spare_offset: int = field(default=0, init=False)
     timeline: Timeline | None = field(default=None, init=False)
+    caught_up: bool = field(default=False, init=False)
     _heads: Throttle = field(init=False, repr=False)
     _complete: bool = field(default=False, init=False)
     _covered: bool = field(default=False, init=False)
@@ -271,7 +274,7 @@ class Cursor:
         return not self._complete if self.timeline is None else self.timeline.lags
 
     def mark_exhausted(self) -> None:
-        self._complete, self._unfinished_round, self.unkeyed.swept = True, None, True
+        self._complete, self.caught_up, self._unfinished_round, self.unkeyed.swept = True, True, None, True
         self.timeline = None
 
     def sweep_next(self) -> None:
@@ -297,15 +300,23 @@ class Cursor:
         keyed_first, self.keyed_first = self.keyed_first, not self.keyed_first
         keyed_first = keyed_first and self.may_list_heads
         rows: list[Row] = []
+        self.caught_up = not refused
         for keyed in (keyed_first, not keyed_first):
             room, bytes_left = limit - len(rows), max_bytes - total_size(rows)
             # A batch that is nearly full is not worth another statement; the next claim begins with the other kind.
             if room <= limit // 4 or bytes_left <= 0:
+                self.caught_up = False
                 break
+            found: list[Row] = []
             if not keyed:
-                rows += self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
+                found = self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
             elif not rows or self.may_list_heads:
-                rows += self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
+                found = self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
+            else:
+                self.caught_up = False
+            rows += found
+            if len(found) >= room or total_size(found) >= bytes_left:
+                self.caught_up = False
         return rows
 
     def undo(self) -> None:
@@ -342,6 +353,7 @@ class Cursor:
             if timeline is None:
                 partitions = self.own_partitions(store, publisher, limit=limit)
             else:
+                self.caught_up = False
                 partitions = own_by_time(store, publisher, timeline, limit=limit)
                 if timeline.over:
                     # Few keys wait, so their heads are listed again.
@@ -350,6 +362,8 @@ class Cursor:
                 break
             max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
             found = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
+            if max(Counter(row[-1] for row in found).values(), default=0) == max_depth:
+                self.caught_up = False
             rows = leave_out(sorted(found), refused)
             self._note_read(timeline, partitions, found, rows, is_full=total_size(found) >= max_bytes)
             if rows or not found or self.complete:
@@ -407,6 +421,13 @@ class Cursor:
             steps += heads.steps
             slots_met = heads.slots_met
             more = self._move(heads.after, at_end=heads.at_end)
+        if self._covered:
+            # All were listed, so the next listing needs no more than one span.
+            self.after = 0
+        slots = {partition >> SLOT_BITS for partition in owned}
+        if not self._covered or slots_met - slots_before > len(slots):
+            # A slot that it has spared may have something.
+            self.caught_up = False
         wasted = steps - len(owned)
         self._heads.spend((self.clock() - began) * wasted / max(steps, 1))
         self._complete = self._covered and not owned

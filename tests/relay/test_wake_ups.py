@@ -210,6 +210,24 @@ class TestListening:
         relay = asleep()
         eventually(lambda: relay.tally.processed == 1)
 
+    @pytest.mark.parametrize("using", ALIASES)
+    @override_settings(OUTBOX={**OUTBOX, "NOTIFY": False})
+    def test_no_claim_follows_one_that_has_read_everything(self, using: str, scripted: Script):
+        def answer(message: Message) -> Outcome:
+            if message.payload == b"1":
+                write(using, payload=2)
+            return ACCEPTED
+
+        scripted.answer = answer
+        write(using, key="a")
+        limits = replace(QUICK, first_idle_wait=3600.0)
+        with relays_in_threads(using=using, poll_interval=3600, limits=limits) as start:
+            relay = start()
+            eventually(lambda: relay.tally.processed == 1)
+            # A claim at once would find the second message by then.
+            time.sleep(0.3)
+            assert relay.tally.processed == 1
+
     def test_a_full_batch_wakes_another_worker(self, asleep: Callable[..., Relay], scripted: Script):
         both_at_work = threading.Barrier(2, timeout=60)
         relay = asleep(workers=2, batch_size=1)

@@ -17,7 +17,7 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.messages import ACCEPTED, Message, unanswered
 from django_outbox.relay import Relay
 from django_outbox.stores import Settlement, claiming, get_store
-from django_outbox.stores.claiming import Cursor, TimeCursor
+from django_outbox.stores.claiming import MAX_DEPTH, SPARED, Cursor, TimeCursor
 from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL
 from django_outbox.utils.rates import SPARING
 from tests.conftest import ALIASES, LOCKING
@@ -61,6 +61,38 @@ class TestPosition:
         excess = seconds - CHEAP_SWEEP - CHEAP_ROW
         assert all(gap >= min(excess * SPARING, MAX_SWEEP_INTERVAL) - 1e-9 for gap in gaps)
         assert all(gap <= MAX_SWEEP_INTERVAL + max(steps) for gap in gaps)
+
+
+class TestCaughtUp:
+    """Whether a claim that found something has read all that was due."""
+
+    @pytest.mark.parametrize(
+        ("keys", "limit", "expected"),
+        [
+            (["", "", "a", "b"], 100, True),
+            ([], 100, True),
+            (["", "", "a", "b"], 4, False),
+            (["", "", "", ""], 4, False),
+            (["a"] * 3, 4, True),
+            (["a"] * 4, 4, False),
+            (["a"] * (MAX_DEPTH + 1), 1000, False),
+        ],
+        ids=["few", "none", "nearly full", "full", "one key", "one key, full", "deeper than a claim reads"],
+    )
+    def test_it_has_unless_something_was_cut(self, using: str, keys: list[str], limit: int, expected: bool):
+        with transaction.atomic(using=using):
+            enqueue_many([OutboxMessage(type="t", payload=1, key=key) for key in keys], using=using)
+        cursor = Cursor(after=0)
+        with claim(using, cursor=cursor, limit=limit):
+            pass
+        assert cursor.caught_up is expected
+
+    def test_it_has_not_while_a_slot_is_spared_for_other_relays(self, using: str):
+        with transaction.atomic(using=using):
+            enqueue_many([OutboxMessage(type="t", payload=1, key=f"key {n}") for n in range(SPARED)], using=using)
+        cursor = Cursor(after=0)
+        with claim(using, cursor=cursor, limit=100) as batch:
+            assert cursor.caught_up == (len(batch.messages) == SPARED)
 
 
 @pytest.mark.parametrize("using", LOCKING)

@@ -73,6 +73,10 @@ class StreamFirst:
         return self.stream.has_nothing and self._passed == self.stream.passed and self.table.exhausted
 
     @property
+    def caught_up(self) -> bool:
+        return self.table.caught_up and time.monotonic() < self.stream.next_look
+
+    @property
     def complete(self) -> bool:
         return self.table.complete
 

@@ -112,6 +112,11 @@ class TableSource:
         return self._cursor.exhausted
 
     @property
+    def caught_up(self) -> bool:
+        """Whether the last claim has read all that was due, although it found something."""
+        return self._cursor.caught_up
+
+    @property
     def complete(self) -> bool:
         """Whether the last claim looked at every key; if not, the next one continues."""
         return self._cursor.complete
