@@ -373,7 +373,7 @@ class OutboxMessage(models.Model):
         positions = StreamPosition.objects.using(self._state.db).with_server()
         position = positions.filter(publisher=self.publisher).first()
         rows = OutboxMessage.objects.using(self._state.db)
-        return position is not None and not rows.filter(position.ahead, pk=self.pk).exists()
+        return position is not None and rows.streamed().filter(~position.ahead, pk=self.pk).exists()
 
     @property
     def is_streamed(self) -> bool:

@@ -92,6 +92,7 @@ class Phases:
         """
         batch = Batch(self)
         with batch.within(claiming) as claim:
+            self.refuse(claim.refused)
             if claim.messages:
                 batch.begin(claim.messages)
             yield batch

@@ -2,7 +2,7 @@
 
 import abc
 import datetime
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, ClassVar
@@ -249,16 +249,23 @@ class Store(ClaimQueries):
             raise IntegrityError(f"{SKIPPED} {some_ids(ids)}")
 
     def find_refused(self, settlement: Settlement) -> dict[int, str]:
-        """Return why new states of messages cannot be written, by their ids.
+        """Return why new states of messages cannot be written, by their ids."""
 
-        All are written in a savepoint that is rolled back; if that fails, the halves, until each culprit stands alone.
+        def write(ids: Sequence[int]) -> None:
+            self.write_states(settlement.only({*ids}), *self.no_guard, delete_processed=False)
+
+        return self.isolate_refused([*settlement.ids], write)
+
+    def isolate_refused(self, ids: Sequence[int], write: Callable[[Sequence[int]], None]) -> dict[int, str]:
+        """Return why messages cannot be changed, by their ids.
+
+        All are changed in a savepoint that is rolled back; if that fails, the halves, until each culprit stands alone.
         """
-        ids = [*settlement.ids]
         if not ids:
             return {}
         try:
             with transaction.atomic(using=self.connection.alias):
-                self.write_states(settlement, *self.no_guard, delete_processed=False)
+                write(ids)
                 self.check_constraints()
                 transaction.set_rollback(True, using=self.connection.alias)
         except DatabaseError as error:
@@ -267,8 +274,8 @@ class Store(ClaimQueries):
                 raise
             if len(ids) == 1:
                 return {ids[0]: describe(error)}
-            half = {*ids[: len(ids) // 2]}
-            return self.find_refused(settlement.only(half)) | self.find_refused(settlement.only({*ids} - half))
+            half = len(ids) // 2
+            return self.isolate_refused(ids[:half], write) | self.isolate_refused(ids[half:], write)
         return {}
 
     @contextmanager

@@ -6,7 +6,7 @@ A row that cannot be read never stops the delivery of another one.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
@@ -94,11 +94,13 @@ class Claim:
 
     Args:
         mark: what its store or source needs to know of it.
+        refused: messages that it left out because the database refuses to change them, and why, by their ids.
         backend: the process of the server that runs its transaction, if that may change unnoticed.
     """
 
     messages: list[Message | Unreadable]
     mark: Any = None
+    refused: Mapping[int, str] = field(default_factory=dict)
     backend: Backend | None = None
 
 

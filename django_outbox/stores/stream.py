@@ -11,17 +11,21 @@ which they are visible is kept as a page, and the position within the page is an
 
 import datetime
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from django.db import IntegrityError
 
 from django_outbox.db.functions import SERVER, WRITER
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.models.links import find_linked
+from django_outbox.stores.base import SKIPPED
 from django_outbox.stores.claiming import Row
 from django_outbox.stores.postgresql import BATCH, FIND_SEQUENCE, PostgreSQLStore, array, visible
 from django_outbox.stores.rows import Purged
+from django_outbox.utils.text import some_ids
 
 IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
 
@@ -150,6 +154,8 @@ MOVE_TO_TABLE = f"{TO_TABLE} id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
 # After a restore, a message that was written since has a greater id, whatever the number of its transaction is.
 AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
     AND (%s = '' OR id > %s OR NOT pg_visible_in_snapshot(xid, nullif(%s, '')::pg_snapshot)))"""
+
+FIND_STREAMED = f"SELECT id FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
 
 MOVE_ONE = f"{TO_TABLE} id = %s AND {IS_STREAMED_BY_ID} AND {AHEAD}"
 
@@ -387,9 +393,20 @@ class Stream:
         ((address,),) = self._store.fetch(MOVE, [*values, position.address, self._publisher])
         return replace(position, address=address, copied="")
 
-    def move_to_table(self, ids: Iterable[int]) -> int:
-        """Make streamed messages pending ones, which are due in the table, and return their number."""
-        return self._store.execute(MOVE_TO_TABLE, [array(ids)])
+    def move_to_table(self, ids: Collection[int]) -> None:
+        """Make streamed messages pending ones, which are due in the table.
+
+        Raises:
+            IntegrityError: a message is still streamed, and the position would pass it.
+        """
+        if self._store.execute(MOVE_TO_TABLE, [array(ids)]) < len(ids):
+            left = [id for (id,) in self._store.fetch(FIND_STREAMED, [array(ids)])]
+            if left:
+                raise IntegrityError(f"{SKIPPED} {some_ids(left)}")
+
+    def find_refused(self, ids: Sequence[int]) -> dict[int, str]:
+        """Return why messages cannot be moved to the table, by their ids."""
+        return self._store.isolate_refused(ids, self.move_to_table)
 
     def move_one_to_table(self, position: StoredPosition, id: int) -> None:
         """Do the same for one message, unless it is not streamed or is behind the position."""

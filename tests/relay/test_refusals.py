@@ -125,11 +125,11 @@ def test_old_rows_that_violate_a_new_constraint_stop_no_other():
 
 
 @contextmanager
-def triggering(body: str, condition: str) -> Iterator[None]:
+def triggering(body: str, condition: str, *, using: str = "postgresql") -> Iterator[None]:
     """A trigger of PostgreSQL with this body."""
-    name = table("postgresql")
+    name = table(using)
     run_sql(
-        "postgresql",
+        using,
         f"CREATE FUNCTION outbox_refuse() RETURNS trigger AS $$ BEGIN {body}; END $$ LANGUAGE plpgsql",
         f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {name} FOR EACH ROW "
         f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
@@ -137,7 +137,7 @@ def triggering(body: str, condition: str) -> Iterator[None]:
     try:
         yield
     finally:
-        run_sql("postgresql", f"DROP TRIGGER outbox_refuse ON {name}", "DROP FUNCTION outbox_refuse")
+        run_sql(using, f"DROP TRIGGER outbox_refuse ON {name}", "DROP FUNCTION outbox_refuse")
 
 
 @pytest.mark.parametrize("code", ["55000", "42501", "53100", "40001", "58000"])

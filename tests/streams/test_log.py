@@ -4,6 +4,7 @@ import datetime
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -19,8 +20,8 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, Message, retry_later
-from django_outbox.models import Heartbeat, Pause, StreamPosition
+from django_outbox.messages import ACCEPTED, Message, rejected, retry_later
+from django_outbox.models import Heartbeat, Pause, Status, StreamPosition
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
@@ -32,6 +33,7 @@ from django_outbox.stores.clock import read_clock
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
+from tests.relay.test_refusals import triggering
 from tests.streams.conftest import LOG, execute, publish
 from tests.streams.sources import new_log_source
 from tests.support.databases import open_transaction, statements
@@ -828,3 +830,21 @@ def test_a_slot_that_the_server_invalidates_loses_no_message(worker: Worker, scr
     ids += put(2, LOG, keys=1)
     worker.receive()
     worker.deliver_until(lambda: scripted.published()[1:] == ids)
+
+
+def test_a_row_that_cannot_leave_its_stream_stops_no_other(scripted: Script):
+    scripted.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
+    frozen = triggering("RAISE EXCEPTION 'frozen by accounting'", "OLD.payload = '2'::jsonb", using=LOG)
+    messages = OutboxMessage.objects.using(LOG).order_by("id")
+    with frozen, relays_in_threads(using=LOG, limits=QUICK) as start:
+        relay = start()
+        put(1, LOG, first=10)
+        eventually(lambda: relay.tally.processed == 1)
+        ids = put(6, LOG)
+        eventually(lambda: relay.tally.processed == 6)
+        put(4, LOG, first=20)
+        eventually(lambda: relay.tally.processed == 10)
+        put(4, LOG, first=20)
+        eventually(lambda: relay.tally.processed == 14)
+        assert [each.id for each in messages if each.status is Status.PENDING] == [ids[2]]
+    assert max(Counter(scripted.published()).values()) <= 2

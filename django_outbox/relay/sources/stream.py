@@ -8,18 +8,22 @@ finds nothing behind the position remembers that, and looks into the table.
 
 import math
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import cast
 
+from django_outbox.db.errors import shows_refused_row
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import Message
+from django_outbox.models import OutboxMessage
 from django_outbox.relay.sources.log import Brought, LogFollower
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement
+from django_outbox.stores.claiming import NONE
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import Backend, read_messages
 from django_outbox.stores.stream import Listing, StoredPosition, Stream
@@ -56,6 +60,11 @@ class StreamedBatch:
     end: int
     waiting: Set[int]
 
+    @property
+    def ids(self) -> Set[int]:
+        """The ids of its messages."""
+        return frozenset(self.listing.ids[: bisect_right(self.listing.ids, self.end)])
+
 
 class StreamReader:
     """Claims the messages of one publisher from its stream.
@@ -82,6 +91,10 @@ class StreamReader:
         self.next_look = 0.0
         self.has_nothing = self.goes_on = False
         self._table = table
+        self._refused: Set[int] = NONE
+        self._batch: StreamedBatch | None = None  # of the open claim
+        self._suspects: Set[int] = NONE  # the messages of a claim in which the database refused to change a row
+        self._left = 0  # number of messages that the database has refused to move, and of later ones of their keys
         self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
@@ -99,9 +112,13 @@ class StreamReader:
         self._recovered = (0, 0)
 
     @contextmanager
-    def claim(self, limit: int) -> Iterator[Claim]:
-        """Claim at most `limit` messages for as long as the context is open."""
-        if self._log is not None and self._log.has_nothing_new:
+    def claim(self, limit: int, refused: Set[int] = NONE) -> Iterator[Claim]:
+        """Claim at most `limit` messages for as long as the context is open.
+
+        Those with the ids in `refused` stay in the stream, with the later ones of their keys.
+        """
+        self._refused = refused
+        if self._log is not None and self._log.has_nothing_new and not self._isolates:
             self._table.begin_claim()
             self.goes_on = False
             yield Claim([])
@@ -171,20 +188,22 @@ class StreamReader:
 
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
-        table = self._table
+        table, claim = self._table, Claim([])
+        self._batch = None
         nested = table.connection.in_atomic_block
         try:
             with self._store.transaction(table.claim_timeout, transactional=table.transactional) as backend:
                 self.note_backend(backend)
                 stream = self._stream
                 position = self._lock(stream)
-                claim = Claim([])
                 if position is not None and nested:
                     self._move_uncommitted(stream, position)
                 elif position is not None:
                     claim = self._read(stream, position, limit)
                 yield claim
-        except BaseException:
+        except BaseException as error:
+            if self._batch is not None and shows_refused_row(error):
+                self._suspects = self._batch.ids
             self._forget()
             raise
 
@@ -267,7 +286,7 @@ class StreamReader:
         self.has_nothing = self.goes_on = False
         if self._log is None:
             return self._list(stream, position, limit)
-        brought = self._log.read(stream, position, limit)
+        brought = None if self._isolates else self._log.read(stream, position, limit)
         if brought is not None:
             return self._take(stream, position, brought)
         claim = self._list(stream, position, limit)
@@ -287,7 +306,8 @@ class StreamReader:
         listing = Listing(replace(position, page_start=ids[0]), brought.passed, ids, complete=True)
         self._listing, self._address = listing, position.address
         messages = [message for message in brought.messages if message.id not in brought.waiting]
-        claim = Claim([*messages], StreamedBatch(listing, ids[-1], brought.waiting))
+        self._batch = StreamedBatch(listing, ids[-1], brought.waiting)
+        claim = Claim([*messages], self._batch)
         if not messages:
             self._settle(stream, claim, Settlement())
             self.goes_on = True
@@ -302,7 +322,9 @@ class StreamReader:
         while True:
             listing = self._listing
             if listing is None or listing.position != position or not listing.ids:
-                listing = stream.list_new(position, LISTED)
+                listing = stream.list_new(position, LISTED + self._left)
+            if self._isolates and (isolated := self._isolate(stream, listing, limit)):
+                return isolated
             if not listing.ids and not position.page:
                 self.has_nothing, self._listing, self.passed = True, None, listing.page
                 return Claim([])
@@ -316,7 +338,8 @@ class StreamReader:
             waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
             messages = read_messages([row for row in rows if row[0] not in waiting])
             self._listing, self._address = listing, position.address
-            claim = Claim(messages, StreamedBatch(listing, end, waiting))
+            self._batch = StreamedBatch(listing, end, waiting)
+            claim = Claim(messages, self._batch)
             if messages or limit < 1:
                 return claim
             self._settle(stream, claim, Settlement())
@@ -326,6 +349,58 @@ class StreamReader:
                 return Claim([])
             assert self._listing is not None
             position = self._listing.position
+
+    @property
+    def _isolates(self) -> bool:
+        """Whether there may be messages that the database refuses to change."""
+        return bool(self._suspects or self._refused)
+
+    def _isolate(self, stream: Stream, listing: Listing, limit: int) -> Claim | None:
+        """Move messages to the table, and leave those in the stream that the database refuses to move.
+
+        The position stays before them, so messages behind them cannot be passed, only moved. Return None if the listing
+        has no such message, and no suspect.
+        """
+        position, listed = listing.position, listing.ids
+        left = self._find_left(listed)
+        if not left and self._suspects.isdisjoint(listed):
+            self._suspects = NONE
+            return None
+        last = listing
+        if position.page and len(left) == len(listed):
+            # What was committed since the page began.
+            beyond = replace(position, passed=position.page, page="", page_start=0, page_end=0)
+            last = stream.list_new(beyond, LISTED + self._left)
+            listed = [*listed, *last.ids]
+            left = self._find_left(listed)
+        ids = [id for id in listed if id not in left][:limit]
+        reasons = stream.find_refused(ids)
+        if reasons:
+            self._refused = self._refused | reasons.keys()
+            left = self._find_left(listed)
+        moved = {*ids} - left.keys()
+        stream.move_to_table(moved)
+        if passed := [*takewhile(moved.__contains__, listing.ids)]:
+            self._address = stream.move(listing.after(passed[-1]).position).address
+        self._listing, self._left = None, len(left)
+        # A later message in the table must not overtake one of its key that is left.
+        is_all = last.complete and len(left) + len(moved) == len(listed) and not any(left.values())
+        self.passed = last.page if is_all else position.passed
+        self.goes_on, self.has_nothing = bool(ids), not ids
+        return Claim([], refused=reasons)
+
+    def _find_left(self, listed: Sequence[int]) -> dict[int, str]:
+        """Return the messages that cannot be moved now, and the later ones of their keys: their keys by id."""
+        refused = self._refused & {*listed}
+        left: dict[int, str] = {}
+        keys = set[str]()
+        if refused:
+            rows = OutboxMessage.objects.using(self._table.using).filter(pk__in=listed).order_by("pk")
+            for id, key in rows.values_list("pk", "key"):
+                if id in refused or key in keys:
+                    left[id] = key
+                    keys |= {key} - {""}
+        return left
 
     def _settle(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
         batch: StreamedBatch = claim.mark

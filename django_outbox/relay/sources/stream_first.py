@@ -35,7 +35,8 @@ class StreamFirst:
         One of them is left out until it is time to look there again.
         """
         self.stream.note_connection()
-        from_stream, from_table = self.stream.claim, partial(self._claim_from_table, refused=refused)
+        from_stream = partial(self.stream.claim, refused=refused)
+        from_table = partial(self._claim_from_table, refused=refused)
         now = time.monotonic()
         claims: list[Callable[[int], AbstractContextManager[Claim]]] = [from_stream, from_table]
         if now < self.stream.next_look:
@@ -48,7 +49,7 @@ class StreamFirst:
             with claim_from(limit) as claim:
                 self._was_streamed = bool(claim.messages) and isinstance(claim.mark, StreamedBatch)
                 # The time of the claim runs from here, so nothing more is claimed if half of it is over.
-                if claim.messages or place == len(claims) or self.is_late:
+                if claim.messages or claim.refused or place == len(claims) or self.is_late:
                     yield claim
                     return
 
