@@ -145,3 +145,18 @@ def test_the_settings_of_the_guide_to_the_archive_pass_the_checks(tmp_path: Path
     exec(compile(code, "retention.md", "exec"), names)
     with override_settings(STORAGES=names["STORAGES"], OUTBOX=names["OUTBOX"]):
         assert run_checks(tags=[TAG], databases=[]) == []
+
+
+@pytest.mark.django_db(databases=ALIASES)
+@pytest.mark.parametrize("using", ALIASES)
+def test_the_statement_for_a_copy_of_production_removes_the_pending_messages(using: str):
+    (statement,) = re.findall(r"^```sql\n(.*?)^```$", *text("deployment.md"))
+    with transaction.atomic(using=using):
+        _, processed, failed = (enqueue("order.created", number, using=using) for number in range(3))
+        now = datetime.now(timezone.utc)
+        messages = OutboxMessage.objects.using(using)
+        messages.filter(pk=processed.pk).update(available_at=None, processed_at=now)
+        messages.filter(pk=failed.pk).update(available_at=None, failed_at=now)
+        with connections[using].cursor() as cursor:
+            cursor.execute(statement)
+    assert set(messages.values_list("pk", flat=True)) == {processed.pk, failed.pk}
