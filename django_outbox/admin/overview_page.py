@@ -103,9 +103,9 @@ def _describe_stream(stream: StreamStatus, status: Status) -> str:
     if stream.moved_at is None:
         parts = [_("no relay has read the stream yet")]
     else:
-        text = _("stream of %(relay)s") if stream.owned else _("stream of %(relay)s, which has ended")
-        moved = _("moved %(age)s") % {"age": age(stream.moved_at, status.at)}
-        parts = [text % {"relay": stream.relay}, moved]
+        text = _("stream of %(relay)s") if stream.owned else _("stream of %(relay)s (%(state)s)")
+        moved = _("moved %(age)s") % {"age": age(min(stream.moved_at, status.at), status.at)}
+        parts = [text % {"relay": stream.relay, "state": _(stream.relay_state)}, moved]
     parts.append(with_count(_STANDBYS, len(stream.standbys)))
     if stream.log_is_read is not None:
         text = _("PostgreSQL's log is read") if stream.log_is_read else _("PostgreSQL's log is not read")

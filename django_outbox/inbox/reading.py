@@ -190,7 +190,7 @@ class Reader:
         self._count_failure(reason)
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
-        name = self._consumer.broker_name
+        name = f"{self._consumer.alias}: {self._consumer.broker_name or 'consumer'}"
         self._state.outages.note(self._name, reason, seconds, name=name)
         self._state.pause(seconds)
 

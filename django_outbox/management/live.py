@@ -15,6 +15,7 @@ from django.db import DatabaseError, connections
 from django.utils import timezone
 from django.utils.translation import override
 
+from django_outbox.conf import get_settings
 from django_outbox.management.base import is_terminal
 from django_outbox.monitoring.figures import NONE, PublisherStatus
 from django_outbox.monitoring.queues import read_queues
@@ -126,19 +127,24 @@ class RelayFigures:
         return LiveFigures(self._served(), texts, tuple(self._relay.outages), done, left)
 
     def _served(self) -> str:
-        """Return "database default · publishers default, audit · 2 workers each"."""
-        aliases = [publisher.alias for publisher in self._relay.publishers]
+        """Return "database default · publishers default (limit 5/s), audit · 2 workers each"."""
+        aliases = [self._name(publisher.alias) for publisher in self._relay.publishers]
         noun, each = ("publisher", "") if len(aliases) == 1 else ("publishers", " each")
         workers = counted(self._relay.workers, "worker")
         return f"database {self._relay.using} · {noun} {', '.join(aliases)} · {workers}{each}"
+
+    def _name(self, publisher_alias: str) -> str:
+        limit = get_settings().rate_limit_of(publisher_alias)
+        return f"{publisher_alias} (limit {limit:g}/s)" if limit else publisher_alias
 
     def _describe_queues(self) -> Iterator[str]:
         if self._queues is None:
             yield "due unknown"
             return
         yield f"due {sum((queue.due for queue in self._queues), NONE)}"
-        if ages := [queue.oldest_due for queue in self._queues if queue.oldest_due is not None]:
-            yield f"oldest {duration(round(max(ages)))}"
+        if ages := [(queue.oldest_due, queue.alias) for queue in self._queues if queue.oldest_due is not None]:
+            oldest, alias = max(ages)
+            yield f"oldest {duration(round(oldest))}" + (f" ({alias})" if len(self._queues) > 1 else "")
         if blocked := sum((queue.blocked for queue in self._queues), NONE):
             yield f"blocked {blocked}"
 
@@ -178,7 +184,7 @@ class Rate:
 
 
 def describe_outage(outage: Outage) -> str:
-    """Return "RabbitMQ unavailable since 02:10 (connection refused), next try in 3 s"."""
+    """Return "default: RabbitMQ unavailable since 02:10 (connection refused), next try in 3 s"."""
     is_recent = timezone.now() - outage.since < datetime.timedelta(days=1)
     since = timezone.localtime(outage.since).strftime("%H:%M" if is_recent else "%Y-%m-%d %H:%M")
     seconds = math.ceil(outage.next_try - time.monotonic())

@@ -82,7 +82,8 @@ class Migration(migrations.Migration):
             name='DeliveryCount',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('minute', models.DateTimeField()),
+                ('start', models.DateTimeField()),
+                ('seconds', models.PositiveSmallIntegerField()),
                 ('publisher', models.CharField(max_length=63)),
                 ('relay', models.CharField(max_length=255)),
                 ('processed', models.PositiveBigIntegerField(default=0)),
@@ -91,7 +92,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('minute', 'publisher', 'relay'), name='outbox_unique_count')],
+                'constraints': [models.UniqueConstraint(fields=('seconds', 'start', 'publisher', 'relay'), name='outbox_unique_count')],
             },
         ),
         migrations.CreateModel(

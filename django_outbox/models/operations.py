@@ -8,13 +8,15 @@ from django_outbox.models.message import OutboxMessage
 
 
 class DeliveryCount(models.Model):
-    """Counts of a publisher's messages that one relay settled in one minute.
+    """Counts of a publisher's messages that one relay settled in a period.
 
-    Each relay has separate rows, so that relays never wait for each other here. The counts are there even if
-    processed messages are deleted at once.
+    There is a row for each minute of the last day, for the chart, and for each 10 seconds of the last two minutes. Each
+    relay has separate rows, so that relays never wait for each other here. The counts are there even if processed
+    messages are deleted at once.
     """
 
-    minute = models.DateTimeField()
+    start = models.DateTimeField()
+    seconds = models.PositiveSmallIntegerField()
     publisher = models.CharField(max_length=63)
     relay = models.CharField(max_length=255)
     processed = models.PositiveBigIntegerField(default=0)
@@ -24,11 +26,11 @@ class DeliveryCount(models.Model):
     class Meta:
         default_permissions = ()
         constraints = [
-            models.UniqueConstraint(fields=["minute", "publisher", "relay"], name="outbox_unique_count"),
+            models.UniqueConstraint(fields=["seconds", "start", "publisher", "relay"], name="outbox_unique_count"),
         ]
 
     def __str__(self) -> str:
-        return f"{self.publisher} {self.minute:%Y-%m-%d %H:%M} {self.relay}"
+        return f"{self.publisher} {self.start:%Y-%m-%d %H:%M:%S} {self.relay}"
 
 
 class Heartbeat(models.Model):

@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
+from django.utils.translation import gettext_noop, ngettext_lazy
 
 from django_outbox.stores.stream import OpenTransaction
 from django_outbox.utils.text import duration
@@ -18,6 +19,7 @@ CODES = (
     "crashed",
     "not_delivering",
     "unavailable",
+    "not_reporting",
     "unknown_publisher",
     "not_read",
     "not_receiving",
@@ -33,7 +35,7 @@ CODES = (
 )
 """The codes of verdicts, the most important first: of two verdicts of one level, the earlier one comes first."""
 
-OUTAGES = ("crashed", "not_delivering", "unavailable", "not_receiving")
+OUTAGES = ("crashed", "not_delivering", "unavailable", "not_reporting", "not_receiving")
 """The codes of verdicts because of which the outbox is not well, even if they are not critical yet."""
 
 MAX_AGE = 60.0
@@ -45,6 +47,12 @@ MANY_CRASHES = 3
 MAX_LOG_KEPT = 2**30
 """Bytes of PostgreSQL's log that a relay may hold back: as many as PostgreSQL keeps for itself by default
 (`max_wal_size`)."""
+
+PATIENCE = 20.0
+"""Seconds without a delivery after which relays that have due messages do not count as delivering."""
+
+AT_LIMIT = 0.8
+"""Share of its limit from which on a publisher counts as delivering at its limit."""
 
 LOG_PATIENCE = 60.0
 """Seconds after its start in which a relay may search the table instead of reading the log."""
@@ -117,13 +125,18 @@ class PublisherStatus:
             retry, or is delayed or held.
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
-        processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last full minute, or in
-            the current one if they are more.
+        processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last 60 seconds: in the
+            last six slots of 10 seconds up to the latest report of each relay.
+        delivered_at: the time by which the last delivery was reported, to 10 seconds, or to a minute if it was longer
+            ago; None if there was none in the last day.
+        rate_limit: the number of messages a second that all relays together may deliver; None without a limit.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
             or `crashed` if a worker crashed lately; empty if no relay serves it.
         outage: why it is unavailable, or its worker crashed; otherwise empty.
         crashes: how often one worker crashed in a row, at most.
-        relays: number of relays that serve it and were seen lately.
+        relays: number of running relays that serve it.
+        silent: number of relays that serve it and have missed two reports, but have not been silent for long.
+        silent_seconds: the time since the last report of any of them; None if there is none.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
         last_drain_outage: why that one could not deliver; empty if it could.
@@ -141,11 +154,15 @@ class PublisherStatus:
     blocking: Count = NONE
     processed_per_minute: int = 0
     failed_per_minute: int = 0
+    delivered_at: datetime.datetime | None = None
+    rate_limit: float | None = None
     breaker: str = ""
     outage: str = ""
     outage_since: datetime.datetime | None = None
     crashes: int = 0
     relays: int = 0
+    silent: int = 0
+    silent_seconds: float | None = None
     drains: int = 0
     last_drain: datetime.datetime | None = None
     last_drain_outage: str = ""
@@ -159,7 +176,7 @@ class StreamStatus:
 
     Args:
         relay: the relay that moved the position last; empty if none did.
-        owned: whether that relay was seen lately and has not ended.
+        relay_state: the state of that relay, one of `RELAY_STATES`; empty if there is none.
         moved_at: when it did.
         standbys: the other living relays that serve the publisher, one of which takes over.
         waiting: messages of the stream that are not delivered.
@@ -170,13 +187,18 @@ class StreamStatus:
 
     publisher: str
     relay: str = ""
-    owned: bool = False
+    relay_state: str = ""
     moved_at: datetime.datetime | None = None
     standbys: tuple[str, ...] = ()
     waiting: Count = NONE
     oldest: float | None = None
     log_is_read: bool | None = None
     log_kept: int | None = None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the relay that moved the position last is running."""
+        return self.relay_state == RUNNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +252,22 @@ class OutageFigure:
     crashes: int = 0
 
 
+RUNNING, STOPPED, NOT_SEEN = RELAY_STATES = (
+    gettext_noop("running"),
+    gettext_noop("stopped"),
+    gettext_noop("not seen"),
+)
+"""The states of a relay: it reports, it has ended in order, or it has missed two reports. A drain reports when it ends,
+so it is always stopped."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
     """A relay's latest report.
 
     Args:
         name: host name, process id and a random part, such as `web-7f9c:7:3fa2c1`.
-        alive: whether it was seen lately and has not ended. Drains report when they end, so they are never alive.
+        state: one of `RELAY_STATES`.
         mode: `run`, `drain` or `once`.
         publishers: the state of each publisher's circuit breaker, or `crashed`, by alias.
     """
@@ -252,11 +283,15 @@ class RelayStatus:
     seen_at: datetime.datetime
     stopped_at: datetime.datetime | None
     seconds_since_seen: float
-    alive: bool
+    state: str
     processed: int
     retried: int
     failed: int
     outages: dict[str, OutageFigure] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        return self.state == RUNNING
 
 
 NOT_READ = "not_read"
@@ -395,10 +430,7 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
 
 
 def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
-    oldest = publisher.oldest_due or 0.0
-    late = oldest > max_age
-    # It has delivered within the last minute, so a relay has ended or died since.
-    is_left = bool(publisher.processed_per_minute and publisher.due) and not (publisher.relays or publisher.drains)
+    late = (publisher.oldest_due or 0.0) > max_age
 
     def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
         values |= {"publisher": publisher.alias, "due": publisher.due}
@@ -437,34 +469,93 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
-    elif is_left or (late and not (publisher.processed_per_minute and (publisher.relays or publisher.drains))):
-        text = _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay seen.")
+    elif _does_not_deliver(publisher, status):
+        lasted = _seconds_without_delivery(publisher, status)
+        has_none = not (publisher.relays or publisher.drains)
+        text, values = _explain_standstill(publisher, status, lasted)
+        level = Level.CRITICAL if late and (has_none or lasted > max_age) else Level.WARNING
+        yield found(level, "not_delivering", text, **values)
+    else:
+        if publisher.silent and publisher.due:
+            yield found(Level.WARNING, "not_reporting", _NOT_REPORTING, **_silence_of(publisher))
+        if late:
+            text, values = _explain_delay(publisher)
+            yield found(Level.WARNING, "behind", text, **values)
+
+
+def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
+    """Return whether messages are due, and the relays are gone, or have not delivered any for some time."""
+    patience = MAX_AGE if publisher.drains and not publisher.relays else PATIENCE
+    if publisher.rate_limit:
+        # At a low limit, two deliveries are far apart.
+        patience = max(patience, 2 / publisher.rate_limit)
+    are_gone = (publisher.processed_per_minute or publisher.silent) and not (publisher.relays or publisher.drains)
+    return bool(publisher.due and are_gone) or _seconds_without_delivery(publisher, status) > patience
+
+
+def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> float:
+    """Return for how long messages have been due and none was delivered."""
+    oldest = publisher.oldest_due or 0.0
+    return min(oldest, max(_seconds_since(publisher.delivered_at, status), 0.0)) if publisher.delivered_at else oldest
+
+
+def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: float) -> tuple[Any, dict[str, Any]]:
+    values = {"age": duration(round(lasted))}
+    if publisher.relays:
+        text = ngettext_lazy(
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relays.",
+            "number",
+        )
+        return text, {**values, **_counted(Count(publisher.relays))}
+    if publisher.drains:
+        text = _(
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain ended "
+            "%(ended)s ago."
+        )
         if publisher.last_drain_outage:
             text = _(
                 "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain, "
                 "%(ended)s ago, failed (%(reason)s)."
             )
-        elif publisher.drains:
-            text = _(
-                "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain ended "
-                "%(ended)s ago."
-            )
-        if publisher.relays:
-            text = ngettext_lazy(
-                "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
-                "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relays.",
-                "number",
-            )
-        values = {
-            "age": duration(round(oldest)),
-            "ended": duration(round(_seconds_since(publisher.last_drain, status))),
-            "reason": publisher.last_drain_outage.rstrip("."),
-        }
-        level = Level.CRITICAL if late else Level.WARNING
-        yield found(level, "not_delivering", text, **values, **_counted(Count(publisher.relays)))
-    elif late:
-        text = _("Publisher %(publisher)r is %(age)s behind: %(due)s due.")
-        yield found(Level.WARNING, "behind", text, age=duration(round(oldest)))
+        ended = duration(round(_seconds_since(publisher.last_drain, status)))
+        return text, {**values, "ended": ended, "reason": publisher.last_drain_outage.rstrip(".")}
+    if publisher.silent:
+        return _NOT_REPORTING, _silence_of(publisher)
+    return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
+
+
+_NOT_REPORTING = ngettext_lazy(
+    "Publisher %(publisher)r: %(count)s relay has not reported for %(silence)s; %(due)s due.",
+    "Publisher %(publisher)r: %(count)s relays have not reported for %(silence)s; %(due)s due.",
+    "number",
+)
+
+
+def _silence_of(publisher: PublisherStatus) -> dict[str, Any]:
+    return {"silence": duration(round(publisher.silent_seconds or 0.0)), **_counted(Count(publisher.silent))}
+
+
+def _explain_delay(publisher: PublisherStatus) -> tuple[Any, dict[str, Any]]:
+    """Explain why due messages are late although some are delivered."""
+    values = {"age": duration(round(publisher.oldest_due or 0.0))}
+    if not publisher.rate_limit:
+        return _("Publisher %(publisher)r is %(age)s behind: %(due)s due."), values
+    limit, delivered = publisher.rate_limit, publisher.processed_per_minute
+    if delivered >= int(limit * 60 * AT_LIMIT):
+        rate = limit
+        text = _(
+            "Publisher %(publisher)r is %(age)s behind: it delivers its limit of %(limit)s messages a second, %(due)s "
+            "due (%(left)s left at this rate)."
+        )
+    else:
+        rate = max(delivered, 1) / 60
+        text = _(
+            "Publisher %(publisher)r is %(age)s behind: it delivered %(delivered)s messages in the last minute, less "
+            "than its limit of %(limit)s a second, %(due)s due (%(left)s left at this rate)."
+        )
+    left = duration(math.ceil(publisher.due.number / rate)) + ("+" if publisher.due.more else "")
+    return text, {**values, "limit": f"{limit:g}", "delivered": Count(delivered), "left": left}
 
 
 def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:

@@ -138,13 +138,18 @@ GAUGES = (
     ),
     _publisher_gauge(
         "last_minute_processed_messages",
-        "Messages that were delivered in the last full minute, or in the current one if they are more.",
+        "Messages that were delivered in the last 60 seconds.",
         lambda p, _: p.processed_per_minute,
     ),
     _publisher_gauge(
         "last_minute_failed_messages",
-        "Messages that failed in the last full minute, or in the current one if they are more.",
+        "Messages that failed in the last 60 seconds.",
         lambda p, _: p.failed_per_minute,
+    ),
+    _publisher_gauge(
+        "rate_limit",
+        "Messages that all relays together may deliver in a second; absent without a RATE_LIMIT.",
+        lambda p, _: p.rate_limit,
     ),
     _publisher_gauge(
         "outage",
@@ -159,7 +164,7 @@ GAUGES = (
         lambda p, _: {state: p.breaker == state for state in BREAKER_STATES},
         label="state",
     ),
-    _publisher_gauge("relays", "Relays that serve the publisher and were seen lately.", lambda p, _: p.relays),
+    _publisher_gauge("relays", "Running relays that serve the publisher.", lambda p, _: p.relays),
     _publisher_gauge("publisher_configured", "Whether the publisher is in the settings.", lambda p, _: p.configured),
     _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p, _: p.paused is not None),
     _publisher_gauge(
@@ -189,7 +194,7 @@ GAUGES = (
     ),
     _stream_gauge(
         "stream_owned",
-        "Whether the relay that moved the stream's position last is alive.",
+        "Whether the relay that moved the stream's position last is running.",
         lambda s: s.owned,
     ),
     _stream_gauge(

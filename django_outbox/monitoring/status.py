@@ -3,9 +3,9 @@
 import datetime
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import connections, router
@@ -16,6 +16,9 @@ from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Outbox
 from django_outbox.monitoring.figures import (
     CONSUMER_STATES,
     NOT_READ,
+    NOT_SEEN,
+    RUNNING,
+    STOPPED,
     BlockedKey,
     ConsumerStatus,
     Count,
@@ -37,8 +40,9 @@ from django_outbox.monitoring.queues import (
     read_queue,
     read_stream,
 )
+from django_outbox.service.heartbeats import REPORT_INTERVAL
 from django_outbox.stores import get_store
-from django_outbox.stores.clock import read_clock
+from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.publishers import publishers_in_use
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
@@ -50,8 +54,14 @@ CACHE_SECONDS = 2.0
 MAX_RELAYS = 100
 """Maximum number of relays that are listed, the newest first."""
 
-MISSED_REPORTS = 4
-"""Number of intervals between two reports after which a relay that is silent counts as dead."""
+SILENCE = 2 * REPORT_INTERVAL
+"""Seconds since its last report after which a process has missed two reports and counts as not seen."""
+
+SILENCE_OF_TENANTS = 4 * REPORT_INTERVAL
+"""The same for the relay of a tenant's schema, which reports to many of them, one after another."""
+
+MAX_SILENCE = 180.0
+"""Seconds after which a relay that is not seen is a warning no more if others run."""
 
 ALIVE_SECONDS_OF_DRAINS = 180.0
 """Seconds since its last report after which a drain or a single batch, which reports when it ends, counts as gone.
@@ -63,11 +73,10 @@ REPORTED = (
 )
 """The figures of a relay that are columns of its report."""
 
-MINUTE = datetime.timedelta(minutes=1)
 QUARTER = datetime.timedelta(minutes=15)
 
 Counts = dict[tuple[datetime.datetime, str], tuple[int, int, int]]
-"""Processed, retried and failed messages, by minute and publisher."""
+"""Processed, retried and failed messages, by the beginning of a period and publisher."""
 
 _WORST_FIRST = ("crashed", "open", "half-open", "closed")
 
@@ -105,11 +114,12 @@ def read_status(using: str) -> Status:
     failures = read_failures(using)
     reports = _read_relays(using, now)
     counts = _read_counts(using, now)
+    recent = _read_last_minute(using, now, reports)
     pauses: defaultdict[str, list[PausedType]] = defaultdict(list)
     for each in Pause.objects.using(using).order_by("publisher", "type"):
         is_resumed = each.resumed_at is not None
         pauses[each.publisher].append(PausedType(each.type, each.reason, each.paused_by, each.paused_at, is_resumed))
-    configured, from_log = list(get_settings().publishers), get_settings().from_log
+    configured, from_log = get_settings().publishers, get_settings().from_log
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])
     positions = find_streams(store)
@@ -127,14 +137,15 @@ def read_status(using: str) -> Status:
         if not heads.complete:
             not_all_heads.append(alias)
         streamed = read_stream(using, alias, positions)
-        processed, _, failed = _in_last_minute(counts, now, alias)
         figures = replace(
             read_queue(using, alias, now, heads, streamed),
             configured=alias in configured,
             failed=Count(failures.failed[alias], more=not failures.complete),
             blocking=Count(failures.blocking[alias], more=not failures.complete),
-            processed_per_minute=processed,
-            failed_per_minute=failed,
+            processed_per_minute=recent.processed[alias],
+            failed_per_minute=recent.failed[alias],
+            delivered_at=recent.delivered_at.get(alias) or _last_delivery(counts, alias),
+            rate_limit=configured[alias].rate_limit if alias in configured else None,
             paused=next((each for each in pauses[alias] if not each.type), None),
             paused_types=tuple(each for each in pauses[alias] if each.type),
         )
@@ -162,8 +173,8 @@ def read_status(using: str) -> Status:
         consumers=_read_consumers(using, now),
         streams=tuple(streams),
         open_transaction=find_oldest_transaction(PostgreSQLStore(store.connection)) if streams else None,
-        last_hour=_add_up(counts, _floor(now, MINUTE), MINUTE, 60),
-        last_day=_add_up(counts, _floor(now, QUARTER), QUARTER, 96),
+        last_hour=_add_up(counts, floor(now, MINUTE), MINUTE, 60),
+        last_day=_add_up(counts, floor(now, QUARTER), QUARTER, 96),
     )
     return replace(result, verdicts=judge(result))
 
@@ -172,6 +183,11 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
     """Add the reports of the living relays that serve a publisher, and of the drains that ended lately."""
     alias = figures.alias
     living = [report for report in reports if report.alive]
+    silent = [
+        report.seconds_since_seen
+        for report in reports
+        if report.state == NOT_SEEN and report.seconds_since_seen <= MAX_SILENCE
+    ]
     drains = [
         report for report in reports if report.mode != "run" and report.seconds_since_seen <= ALIVE_SECONDS_OF_DRAINS
     ]
@@ -183,6 +199,8 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
     return replace(
         figures,
         relays=len(living),
+        silent=len(silent),
+        silent_seconds=min(silent, default=None),
         drains=len(drains),
         last_drain=last.seen_at if last else None,
         last_drain_outage=last.outages[alias].reason if last and alias in last.outages else "",
@@ -197,10 +215,11 @@ def _describe_stream(
     position: StreamPosition, waiting: Waiting, reports: Sequence[RelayStatus], now: datetime.datetime
 ) -> StreamStatus:
     living = [report.name for report in reports if report.alive and position.publisher in report.publishers]
+    states = {report.name: report.state for report in reports}
     return StreamStatus(
         publisher=position.publisher,
         relay=position.relay,
-        owned=position.relay in living,
+        relay_state=states.get(position.relay, NOT_SEEN) if position.relay else "",
         moved_at=position.moved_at if position.relay else None,
         standbys=tuple(name for name in living if name != position.relay),
         waiting=Count(waiting.number, waiting.more),
@@ -210,17 +229,23 @@ def _describe_stream(
 
 def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
     """Return the latest report of each relay, the newest first."""
-    interval = get_store(connections[using]).report_interval
     reports = Heartbeat.objects.using(using).filter(consumers__isnull=True).order_by("-seen_at")[:MAX_RELAYS]
-    return tuple(_describe(each, now, interval) for each in reports)
+    return tuple(_describe(each, now) for each in reports)
 
 
-def _is_alive(report: Heartbeat, now: datetime.datetime, interval: float) -> bool:
-    """Return whether a process was seen lately and has not ended. Drains are alive only if they end often enough."""
-    seconds = _seconds_since_seen(report, now)
+def _find_state(report: Heartbeat, now: datetime.datetime) -> str:
+    if report.stopped_at is not None or report.mode != "run":
+        return STOPPED
+    is_of_tenant = getattr(connections[report._state.db or ""], "schema_name", "")
+    silence = SILENCE_OF_TENANTS if is_of_tenant else SILENCE
+    return RUNNING if _seconds_since_seen(report, now) <= silence else NOT_SEEN
+
+
+def _is_alive(report: Heartbeat, now: datetime.datetime) -> bool:
+    """Return whether an inbox runs. Those that end when they are idle are alive only if they end often enough."""
     if report.mode != "run":
-        return seconds <= ALIVE_SECONDS_OF_DRAINS
-    return seconds <= MISSED_REPORTS * interval and report.stopped_at is None
+        return _seconds_since_seen(report, now) <= ALIVE_SECONDS_OF_DRAINS
+    return _find_state(report, now) == RUNNING
 
 
 def _seconds_since_seen(report: Heartbeat, now: datetime.datetime) -> float:
@@ -229,29 +254,57 @@ def _seconds_since_seen(report: Heartbeat, now: datetime.datetime) -> float:
 
 
 def _read_counts(using: str, now: datetime.datetime) -> Counts:
-    """Return the counts of the last 24 hours."""
+    """Return the counts of each minute of the last 24 hours."""
+    begin = floor(now, QUARTER) - datetime.timedelta(days=1)
     rows = (
         DeliveryCount.objects.using(using)
-        .filter(minute__gt=_floor(now, QUARTER) - datetime.timedelta(days=1), minute__lte=now)
-        .values_list("minute", "publisher")
+        .filter(seconds=MINUTE.seconds, start__gt=begin, start__lte=now)
+        .values_list("start", "publisher")
         .annotate(Sum("processed"), Sum("retried"), Sum("failed"))
     )
-    return {(minute, publisher): (int(a), int(b), int(c)) for minute, publisher, a, b, c in rows}
+    return {(start, publisher): (int(a), int(b), int(c)) for start, publisher, a, b, c in rows}
 
 
-def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> tuple[int, ...]:
-    """Return a publisher's counts of the last full minute, or of the current one if they are higher already."""
-    minutes = [counts.get((_floor(now, MINUTE) - back, publisher), (0, 0, 0)) for back in (MINUTE, MINUTE * 0)]
-    return tuple(map(max, *minutes))
+@dataclass(frozen=True, slots=True)
+class _LastMinute:
+    """The counts of each publisher in the last 60 seconds, and the end of the last slot in which it delivered."""
+
+    processed: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    delivered_at: dict[str, datetime.datetime] = field(default_factory=dict)
 
 
-def _describe(report: Heartbeat, now: datetime.datetime, interval: float) -> RelayStatus:
+def _read_last_minute(using: str, now: datetime.datetime, reports: Sequence[RelayStatus]) -> _LastMinute:
+    """Read the last six slots of each relay. A running one has not always reported in the current slot yet."""
+    current = floor(now, SLOT)
+    newest = {report.name: max(floor(report.seen_at, SLOT), current - SLOT) for report in reports if report.alive}
+    rows = DeliveryCount.objects.using(using).filter(seconds=SLOT.seconds, start__gte=current - MINUTE, start__lte=now)
+    found = _LastMinute()
+    for relay, publisher, start, processed, failed in rows.order_by("start").values_list(
+        "relay", "publisher", "start", "processed", "failed"
+    ):
+        if start > min(newest.get(relay, current), current) - MINUTE:
+            found.processed[publisher] += processed
+            found.failed[publisher] += failed
+        if processed:
+            found.delivered_at[publisher] = start + SLOT
+    return found
+
+
+def _last_delivery(counts: Counts, publisher: str) -> datetime.datetime | None:
+    """Return the end of the last minute in which a publisher delivered; None if there is none in the last day."""
+    minutes = (start for (start, alias), (processed, *_) in counts.items() if alias == publisher and processed)
+    last = max(minutes, default=None)
+    return last + MINUTE if last else None
+
+
+def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
     return RelayStatus(
         **{name: getattr(report, name) for name in REPORTED},
         name=report.relay,
         publishers={alias: str(state.get("state", "")) for alias, state in report.publishers.items()},
         seconds_since_seen=_seconds_since_seen(report, now),
-        alive=report.mode == "run" and _is_alive(report, now, interval),
+        state=_find_state(report, now),
         outages={
             alias: OutageFigure(
                 str(state["reason"]),
@@ -274,15 +327,10 @@ def _add_up(
     """Return the counts of each of the last periods, the current one last."""
     totals: defaultdict[datetime.datetime, list[int]] = defaultdict(lambda: [0, 0, 0])
     for (minute, _publisher), values in counts.items():
-        total = totals[_floor(minute, period)]
+        total = totals[floor(minute, period)]
         total[:] = [a + b for a, b in zip(total, values, strict=True)]
     starts = [last - period * back for back in range(number - 1, -1, -1)]
     return tuple(PeriodCount(start, *totals[start]) for start in starts)
-
-
-def _floor(time: datetime.datetime, period: datetime.timedelta) -> datetime.datetime:
-    midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
-    return time - (time - midnight) % period
 
 
 def _read_consumers(using: str, now: datetime.datetime) -> tuple[ConsumerStatus, ...]:
@@ -291,10 +339,9 @@ def _read_consumers(using: str, now: datetime.datetime) -> tuple[ConsumerStatus,
     A consumer that is no longer in the settings is left out once its last inbox has ended in order.
     """
     reports = Heartbeat.objects.using(using).filter(consumers__isnull=False).order_by("-seen_at")[:MAX_RELAYS]
-    interval = get_store(connections[using]).report_interval
     by_alias: defaultdict[str, list[tuple[Heartbeat, dict[str, Any], bool]]] = defaultdict(list)
     for report in reports:
-        alive = _is_alive(report, now, interval)
+        alive = _is_alive(report, now)
         for alias, state in (report.consumers or {}).items():
             by_alias[alias].append((report, state, alive))
     found = (_add_up_reports(alias, states) for alias, states in sorted(by_alias.items()))

@@ -140,6 +140,8 @@ def _describe(reading: Reading) -> dict[str, Any]:
                 "blocked": publisher.blocked.number,
                 "failed": publisher.failed.number,
                 "relays": publisher.relays,
+                "delivered_in_last_minute": publisher.processed_per_minute,
+                "rate_limit": publisher.rate_limit,
             }
             for publisher in status.publishers
         },

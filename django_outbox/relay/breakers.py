@@ -255,7 +255,8 @@ class Breakers:
         publisher_alias, state, reason, seconds = change
         subject = f"Publisher {publisher_alias!r}"
         if state is State.OPEN:
-            self._outages.note(subject, reason, seconds, name=self._broker_names.get(publisher_alias, ""))
+            name = f"{publisher_alias}: {self._broker_names.get(publisher_alias) or 'publisher'}"
+            self._outages.note(subject, reason, seconds, name=name)
         elif state is State.CLOSED:
             self._outages.end(subject)
         send(

@@ -47,7 +47,7 @@ class ClockGuard:
 
     def _move_times(self, now: datetime.datetime, step: datetime.timedelta) -> None:
         reports = Heartbeat.objects.using(self._using).filter(seen_at__gt=now + TOLERANCE)
-        counts = DeliveryCount.objects.using(self._using).filter(minute__gte=now.replace(second=0, microsecond=0))
+        counts = DeliveryCount.objects.using(self._using).filter(start__gte=now.replace(second=0, microsecond=0))
         leases = KeyLock.objects.using(self._using).filter(held_until__gt=now)
         messages = OutboxMessage.objects.using(self._using)
         waiting = messages.filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE).exclude(

@@ -18,14 +18,14 @@ from django_outbox.relay.state import RelayState, Tally
 from django_outbox.service import announcements, heartbeats
 from django_outbox.service.announcements import Life
 from django_outbox.service.heartbeats import Reporter
-from django_outbox.stores.clock import read_clock
+from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.publishers import find_unknown_publishers
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import counted
 from django_outbox.utils.threads import own_connection
 
-KEEP_COUNTS = datetime.timedelta(hours=25)
-"""Age up to which the counts of a minute are kept: a day is shown, in periods of up to an hour."""
+KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=2), MINUTE: datetime.timedelta(hours=25)}
+"""Age up to which counts are kept, by period: the last minute is shown in ten seconds each, and a day."""
 
 
 def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:
@@ -44,7 +44,7 @@ class RelayReporter(Reporter):
         self._state = state
         self._workers = workers
         self._clock = ClockGuard(state.using, state.settings)
-        self._written: dict[str, Tally] = {}
+        self._written: dict[tuple[str, datetime.timedelta], Tally] = {}
 
     def write(self, *, last: bool) -> None:
         self._clock.check()
@@ -59,20 +59,21 @@ class RelayReporter(Reporter):
         }
         self.write_heartbeat(figures, last=last)
         for alias, tally in tallies.items():
-            self._write_counts(alias, tally)
+            for period in KEEP_COUNTS:
+                self._write_counts(alias, tally, period)
 
-    def _write_counts(self, alias: str, tally: Tally) -> None:
-        before = self._written.get(alias, Tally())
+    def _write_counts(self, alias: str, tally: Tally, period: datetime.timedelta) -> None:
+        before = self._written.get((alias, period), Tally())
         new = {name: getattr(tally, name) - getattr(before, name) for name in ("processed", "retried", "failed")}
         if not any(new.values()):
             return
-        minute = read_clock(self._using).replace(second=0, microsecond=0)
-        counts = DeliveryCount.objects.using(self._using)
-        mine = {"minute": minute, "publisher": alias, "relay": self._name}
+        now = read_clock(self._using)
+        counts = DeliveryCount.objects.using(self._using).filter(seconds=period.seconds)
+        mine = {"start": floor(now, period), "publisher": alias, "relay": self._name}
         if not counts.filter(**mine).update(**{name: F(name) + number for name, number in new.items()}):
-            counts.create(**mine, **new)
-            counts.filter(minute__lt=minute - KEEP_COUNTS).delete()
-        self._written[alias] = tally
+            counts.create(seconds=period.seconds, **mine, **new)
+            counts.filter(start__lt=now - KEEP_COUNTS[period]).delete()
+        self._written[alias, period] = tally
 
 
 def relay_announcing(

@@ -28,7 +28,7 @@ from django_outbox.relay.state import Budget, Refusals, RelayState, Turns
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.worker import RunningWorker
 from django_outbox.retention.purge import Purger
-from django_outbox.service.heartbeats import Reporter
+from django_outbox.service.heartbeats import REPORT_INTERVAL, Reporter
 from django_outbox.service.running import note_crash, restart_on_crash
 from django_outbox.stores import get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -364,7 +364,7 @@ class Tenants:
     def _keep_reporting(self, left: threading.Event) -> None:
         """Report in each schema at intervals until the event is set, and then for a last time."""
         state = self._state
-        interval = self._store.report_interval * state.limits.report_pace
+        interval = REPORT_INTERVAL * state.limits.report_pace
         throttle = Throttle(min_interval=interval, max_interval=MAX_PAUSE)
         while True:
             last, began = left.is_set(), time.monotonic()

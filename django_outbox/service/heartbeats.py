@@ -16,12 +16,14 @@ from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import Heartbeat
-from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import find_version, name_process
 from django_outbox.utils.text import describe
 from django_outbox.utils.threads import Threads, in_background, own_connection
+
+REPORT_INTERVAL = 10.0
+"""Seconds between two reports of a process."""
 
 KEEP_REPORTS = datetime.timedelta(days=1)
 """Age up to which the report of a process that is gone is kept."""
@@ -39,7 +41,7 @@ class Reporter(abc.ABC):
 
     Args:
         mode: `run`, `drain` or `once`; only `run` reports before the end.
-        pace: factor of the interval of the database; tests pass a smaller one.
+        pace: factor of the interval between two reports; tests pass a smaller one.
         unwritten: the reporters whose last report could not be written, with the reasons. Of the reporters that share
             it, one logs a reason that they have in common.
     """
@@ -71,13 +73,12 @@ class Reporter(abc.ABC):
 
     def keep_reporting(self, left: threading.Event) -> None:
         """Report at intervals until the event is set, and then for a last time."""
-        interval = get_store(connections[self._using]).report_interval
         while True:
             last = left.is_set()
             self.report(last=last)
             if last:
                 return
-            left.wait(interval * self._pace)
+            left.wait(REPORT_INTERVAL * self._pace)
 
     def report(self, *, last: bool) -> None:
         with own_connection(self._using):

@@ -18,7 +18,7 @@ class Outage:
 
     Args:
         subject: its name in the log: "Publisher 'default'".
-        name: its shortest name: "RabbitMQ".
+        name: its shortest name: "default: RabbitMQ".
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
         next_try: when it is tried again, on the monotonic clock.

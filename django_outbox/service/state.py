@@ -20,7 +20,7 @@ class ServiceLimits:
         announce_interval: time between two log lines about the work.
         purge_interval: time between two purges.
         purge_patience: how long a process that stops waits for its purge. The next purge deletes the rest.
-        report_pace: factor of the database's interval between two reports.
+        report_pace: factor of the interval between two reports.
         report_patience: how long a process that stops waits for its last report.
     """
 

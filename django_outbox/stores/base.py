@@ -97,9 +97,6 @@ class Store(ClaimQueries):
     no_guard: ClassVar[tuple[Any, ...]] = ()
     """Arguments of `write_states` that match every row, not only those of a claim."""
 
-    report_interval: ClassVar[float] = 10.0
-    """Seconds between two reports of a relay."""
-
     can_wake: ClassVar[bool] = False
     """Whether the database has notifications: see `django_outbox.stores.notifications`."""
 

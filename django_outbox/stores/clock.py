@@ -16,6 +16,11 @@ boot_time: Callable[[], float] = (
 )
 """Returns the seconds of a clock that goes on while the process is stopped, and on Linux while the machine is."""
 
+SLOT = datetime.timedelta(seconds=10)
+"""The period of the counts of which the last six are "the last minute"."""
+
+MINUTE = datetime.timedelta(minutes=1)
+
 
 def read_clock(using: str) -> datetime.datetime:
     """Return the time on the database's clock."""
@@ -23,3 +28,9 @@ def read_clock(using: str) -> datetime.datetime:
     clock = Heartbeat.objects.using(using).aggregate(now=Coalesce(Max(DatabaseNow()), DatabaseNow()))
     now: datetime.datetime = clock["now"]
     return now
+
+
+def floor(time: datetime.datetime, period: datetime.timedelta) -> datetime.datetime:
+    """Return the beginning of the period that a time is in; periods are counted from midnight."""
+    midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
+    return time - (time - midnight) % period

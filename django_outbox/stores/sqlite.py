@@ -264,8 +264,6 @@ class SQLiteStore(Store):
     no_guard = (None,)
     now = NOW
     undelivered = UNDELIVERED
-    # Only one connection may write at a time.
-    report_interval = 30.0
 
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:

@@ -18,7 +18,8 @@ register.filter("exact", exact)
 
 @register.filter
 def age(time: datetime.datetime | None, now: datetime.datetime) -> SafeString | str:
-    return with_age(time, now=now)
+    # What the figures show has happened, even if it was read a moment after their time.
+    return with_age(time and min(time, now), now=now)
 
 
 @register.filter

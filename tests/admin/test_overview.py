@@ -28,8 +28,9 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Overview, Pause, Status
-from django_outbox.monitoring.figures import CODES, PeriodCount, judge
+from django_outbox.monitoring.figures import CODES, PeriodCount, StreamStatus, judge
 from django_outbox.monitoring.queues import fingerprint
+from django_outbox.templatetags import outbox_admin
 from tests.conftest import ALIASES
 from tests.support.admin.overview_figures import NOW, a_bad_night
 from tests.support.admin.overview_pages import address, confirm, finish, run_to_the_end
@@ -88,6 +89,12 @@ class TestPage:
         with CaptureQueriesContext(connections["default"]) as queries:
             admin_client.get(address(fragment="1"))
         assert not [query["sql"] for query in queries if OutboxMessage._meta.db_table in query["sql"]]
+
+    def test_shows_the_limit_of_a_publisher(self, admin_client: Client, settings: Any):
+        memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+        settings.OUTBOX = {"PUBLISHERS": {"default": {**memory, "RATE_LIMIT": 2.5}, "audit": memory}}
+        shown = text(admin_client.get(address(fragment="1")))
+        assert shown.count("limit") == shown.count("limit 2.5/s") == 1
 
     @pytest.mark.usefixtures("bad_night")
     def test_returns_the_part_that_is_refreshed(self, admin_client: Client):
@@ -363,6 +370,14 @@ class TestText:
     def test_ages_are_durations_as_in_every_other_view(self, seconds: float, expected: str):
         assert display.age(NOW - datetime.timedelta(seconds=seconds), NOW) == expected
 
+    def test_what_happened_after_the_figures_were_read_happened_now(self):
+        later = NOW + datetime.timedelta(seconds=1)
+        assert "0 s ago" in outbox_admin.age(later, NOW)
+        stream = StreamStatus("default", "web:7", "running", moved_at=later)
+        night = dataclasses.replace(a_bad_night(), streams=(stream,))
+        shown = overview_page.describe(night, ((), True), "hour")["publishers"][0][2]
+        assert shown == "stream of web:7 · moved 0 s ago · 0 relays stand by"
+
     def test_every_verdict_has_a_page_of_the_documentation(self):
         assert overview_page.PAGES.keys() <= set(CODES)
         for remedy in map(overview_page.remedy, CODES):
@@ -372,9 +387,9 @@ class TestText:
 
     def test_the_numbers_of_findings_are_written_as_the_reader_writes_them(self):
         worst = judge(a_bad_night())[0]
-        assert worst.sentence == "Not delivering for 47 min: 100,000+ due for 'default', no relay seen."
+        assert worst.sentence == "Not delivering for 47 min: 100,000+ due for 'default', no relay is running."
         with translation.override("de"):
-            assert worst.sentence == "Not delivering for 47 min: 100.000+ due for 'default', no relay seen."
+            assert worst.sentence == "Not delivering for 47 min: 100.000+ due for 'default', no relay is running."
 
     def test_a_single_failure_below_thousands_of_deliveries_is_visible(self):
         periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]

@@ -34,7 +34,7 @@ def outage(**changed: Any) -> Outage:
     now = time.monotonic()
     usual = Outage(
         subject="Publisher 'default'",
-        name="RabbitMQ",
+        name="default: RabbitMQ",
         reason="cannot connect to RabbitMQ at mq:5672: connection refused",
         since=timezone.now(),
         began=now - 60,
@@ -73,6 +73,17 @@ def test_each_of_several_publishers_has_the_workers(using_sqlite: str, settings:
     settings.OUTBOX = {"PUBLISHERS": {"default": memory, "audit": memory}}
     with Relay(workers=2) as relay:
         assert read(relay).served == "database default · publishers default, audit · 2 workers each"
+
+
+def test_the_oldest_message_names_its_publisher_and_a_limit_is_shown(using_sqlite: str, settings: Any):
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    settings.OUTBOX = {"PUBLISHERS": {"default": {**memory, "RATE_LIMIT": 2.5}, "audit": memory}}
+    put(1)
+    put(1, publisher="audit", available_at=timezone.now() - datetime.timedelta(minutes=8.25))
+    with Relay(workers=2) as relay:
+        figures = read(relay)
+    assert figures.served == "database default · publishers default (limit 2.5/s), audit · 2 workers each"
+    assert figures.texts[:2] == ["due 2", "oldest 8 min 15 s (audit)"]
 
 
 def test_messages_behind_a_failed_one_of_their_key_are_blocked_and_not_due(using_sqlite: str):
@@ -128,7 +139,7 @@ def test_the_figures_of_a_database_that_is_unavailable_are_unknown():
 
 def test_an_outage_is_described_with_its_begin_its_cause_and_the_next_try():
     text = describe_outage(outage(reason="connection refused."))
-    assert re.fullmatch(r"RabbitMQ unavailable since \d\d:\d\d \(connection refused\), next try in 3 s", text)
+    assert re.fullmatch(r"default: RabbitMQ unavailable since \d\d:\d\d \(connection refused\), next try in 3 s", text)
     long_ago = outage(since=timezone.now() - datetime.timedelta(days=3), next_try=time.monotonic())
     text = describe_outage(long_ago)
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d \(.+\), trying now$", text)

@@ -1,5 +1,6 @@
 """`manage.py outbox_status`: figures for people, JSON for programs, and an exit code for monitoring systems."""
 
+import datetime
 import io
 import json
 import os
@@ -60,12 +61,13 @@ def test_late_messages_are_critical_and_exit_2(using: str):
     make_late(using)
     code, output = run(using)
     assert code == 2
-    assert output.splitlines()[0] == "CRITICAL: Not delivering for 10 min: 2 due for 'default', no relay seen."
+    assert output.splitlines()[0] == "CRITICAL: Not delivering for 10 min: 2 due for 'default', no relay is running."
 
 
 def test_the_age_that_is_critical_is_an_argument(using: str):
     make_late(using)
-    assert run(using, "--max-age", "3600")[0] == 0
+    assert run(using)[0] == 2
+    assert run(using, "--max-age", "3600")[0] == 1
 
 
 def test_the_lowest_verbosity_prints_one_line(using: str):
@@ -86,7 +88,7 @@ def test_json_has_all_figures(using: str):
     assert figures["verdicts"][0] == {
         "level": 2,
         "code": "not_delivering",
-        "sentence": "Not delivering for 10 min: 2 due for 'default', no relay seen.",
+        "sentence": "Not delivering for 10 min: 2 due for 'default', no relay is running.",
         "publisher": "default",
         "consumer": "",
     }
@@ -95,7 +97,32 @@ def test_json_has_all_figures(using: str):
 def test_the_output_is_in_english_whatever_the_language_of_the_project(using: str):
     make_late(using, 1_000)
     with translation.override("de"):
-        assert run(using)[1].startswith("CRITICAL: Not delivering for 10 min: 1,000 due for 'default', no relay seen.")
+        sentence = "Not delivering for 10 min: 1,000 due for 'default', no relay is running."
+        assert run(using)[1].startswith(f"CRITICAL: {sentence}")
+
+
+def test_a_relay_runs_has_stopped_or_is_not_seen(using: str):
+    now = read_clock(using)
+    for name, seconds, stopped_at in (("a", 1, None), ("b", 1, now), ("c", 30, None)):
+        seen_at = now - datetime.timedelta(seconds=seconds)
+        common = {"host": "a", "pid": 1, "workers": 1, "mode": "run"}
+        Heartbeat.objects.using(using).create(relay=name, seen_at=seen_at, stopped_at=stopped_at, **common)
+    output = run(using)[1]
+    assert re.findall(r"^  ([abc]) +(running|stopped|not seen) +-", output, re.MULTILINE) == [
+        ("a", "running"),
+        ("b", "stopped"),
+        ("c", "not seen"),
+    ]
+
+
+def test_a_rate_limit_is_in_the_row_of_its_publisher(using: str, settings: Any):
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    settings.OUTBOX = {"PUBLISHERS": {"default": {**memory, "RATE_LIMIT": 5}, "audit": memory}}
+    output = run(using)[1]
+    assert re.search(r"^  default .* 0 \(limit 5/s\) ", output, re.MULTILINE)
+    assert output.count("limit") == 1
+    rates = {each["alias"]: each["rate_limit"] for each in json.loads(run(using, "--json")[1])["publishers"]}
+    assert rates == {"default": 5, "audit": None}
 
 
 def test_long_lists_are_cut(using: str):

@@ -69,9 +69,12 @@ def marked(path: Path) -> Iterator[str]:
     if path.suffix == ".html":
         yield from map(ast.literal_eval, IN_TEMPLATE.findall(templatize(path.read_text())))
         return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and re.fullmatch(r"_|n?gettext(_lazy)?", ast.unparse(node.func)):
-            yield ast.literal_eval(node.args[0])
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    for call in calls:
+        is_mark = re.fullmatch(r"_|n?gettext(_lazy|_noop)?", ast.unparse(call.func))
+        # A word that is kept in a variable is marked where it is written.
+        if is_mark and isinstance(call.args[0], ast.Constant):
+            yield ast.literal_eval(call.args[0])
 
 
 @pytest.fixture(scope="module")

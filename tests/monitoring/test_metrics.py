@@ -42,6 +42,7 @@ OF_DEFAULT = {
     "truncated_counts": 1,
     "last_minute_processed_messages": 1204,
     "last_minute_failed_messages": 3,
+    "rate_limit": 50,
     "outage_seconds": 3000,
     "relays": 2,
     "publisher_configured": 1,

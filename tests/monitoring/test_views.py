@@ -82,6 +82,8 @@ def test_an_outbox_with_nothing_to_do_is_healthy(using: str):
         "blocked": 0,
         "failed": 0,
         "relays": 0,
+        "delivered_in_last_minute": 0,
+        "rate_limit": None,
     }
 
 

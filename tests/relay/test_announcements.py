@@ -110,7 +110,7 @@ def test_an_outage_is_repeated_at_intervals_while_it_lasts(using: str, log: Any,
     with relays_in_threads(using=using, poll_interval=0.05, limits=TALKATIVE) as start:
         start()
         eventually(lambda: lines(log, "has been unavailable for"))
-        eventually(lambda: lines(log, "Publisher 'default' unavailable."))
+        eventually(lambda: lines(log, "default: publisher unavailable."))
     assert re.fullmatch(
         r"Publisher 'default' has been unavailable for [\d.]+ s: connection refused",
         lines(log, "has been unavailable for")[0],

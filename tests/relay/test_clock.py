@@ -48,7 +48,7 @@ def set_clock_back(using: str, step: datetime.timedelta = HOUR) -> None:
         last_error_at=F("last_error_at") + step,
     )
     Heartbeat.objects.using(using).update(started_at=F("started_at") + step, seen_at=F("seen_at") + step)
-    DeliveryCount.objects.using(using).update(minute=F("minute") + step)
+    DeliveryCount.objects.using(using).update(start=F("start") + step)
     KeyLock.objects.using(using).update(held_until=F("held_until") + step)
 
 
@@ -249,10 +249,10 @@ class TestMonitoring:
         minute = read_clock(using).replace(second=0, microsecond=0)
         for number in range(60):
             DeliveryCount.objects.using(using).create(
-                minute=minute - number * SECOND * 60, publisher="default", relay="shop-1", processed=1000
+                start=minute - number * SECOND * 60, seconds=60, publisher="default", relay="shop-1", processed=1000
             )
         set_clock_back(using)
         guard(using).check()
         for number in (-1, 0, 1):
             at = read_clock(using) + number * SECOND * 60
-            assert not DeliveryCount.objects.using(using).filter(minute=at.replace(second=0, microsecond=0)).exists()
+            assert not DeliveryCount.objects.using(using).filter(start=at.replace(second=0, microsecond=0)).exists()

@@ -131,7 +131,7 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
             str(each.delayed),
             str(each.failed),
             str(each.blocking),
-            f"{each.processed_per_minute:,}",
+            f"{each.processed_per_minute:,}" + (f" (limit {each.rate_limit:g}/s)" if each.rate_limit else ""),
             "paused" if each.paused else each.breaker or "-",
             f"{each.relays:,}" + (f" + {counted(each.drains, 'drain')}" if each.drains else ""),
         )
@@ -166,12 +166,13 @@ def _blocked_keys(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _relays(figures: Status) -> Iterable[Sequence[str]]:
-    yield "relay", "version", "mode", "workers", "publishers", "started", "seen", "delivered"
+    yield "relay", "state", "version", "mode", "workers", "publishers", "started", "seen", "delivered"
     for each in figures.relays:
         yield (
             each.name,
+            each.state,
             each.version or "-",
-            each.mode if each.alive else f"{each.mode}, ended",
+            each.mode,
             f"{each.workers:,}",
             ", ".join(each.publishers),
             _ago(figures, each.started_at),
@@ -198,7 +199,7 @@ def _streams(figures: Status) -> Iterable[Sequence[str]]:
 def _owner(stream: StreamStatus) -> str:
     if not stream.relay:
         return "-"
-    return stream.relay if stream.owned else f"{stream.relay}, ended"
+    return stream.relay if stream.owned else f"{stream.relay} ({stream.relay_state})"
 
 
 def _log(stream: StreamStatus) -> str:
