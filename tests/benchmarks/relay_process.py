@@ -38,16 +38,10 @@ LOOP_INTERVAL = 0.5
 
 @dataclass(frozen=True)
 class RelayReport:
-    """Times on the clock of `time.time()`: the start, each settled batch with its size, and each confirmed message."""
+    """When each message was confirmed, on the clock of `time.time()`, and how much memory was used."""
 
-    began: float
-    settled: Sequence[tuple[float, int]]
     confirmed: Mapping[str, float]
     peak_megabytes: float
-
-    @property
-    def delivered(self) -> int:
-        return sum(count for _, count in self.settled)
 
 
 class Delivering(Protocol):
@@ -127,22 +121,10 @@ def wait_for(relays: Sequence[Delivering], messages: int) -> None:
         time.sleep(0.01)
 
 
-def rate_of(reports: Sequence[RelayReport], after: float = 0.0) -> float:
-    """Return the messages a second of relays together, after their first batch or after this part of all messages."""
-    settled = sorted(batch for report in reports for batch in report.settled)
-    total, done, since = sum(count for _, count in settled), 0, min(report.began for report in reports)
-    for now, count in settled[:-1]:
-        done, since = done + count, now
-        if done >= after * total:
-            break
-    return (total - done) / (settled[-1][0] - since)
-
-
 def deliver(
     pipe: Connection, counts: Any, entry: Mapping[str, Any] | None, notify: bool, options: dict[str, Any]
 ) -> None:
     """Run the relay: the process's side."""
-    settled: list[tuple[float, int]] = []
     confirmed: dict[str, float] = {}
 
     def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
@@ -154,7 +136,6 @@ def deliver(
         if phase == "settle":
             with counts.get_lock():
                 counts[DELIVERED] += count
-            settled.append((time.time(), count))
 
     def stop_on_request() -> None:
         with suppress(EOFError):
@@ -172,14 +153,12 @@ def deliver(
         pipe.recv()
         threading.Thread(target=stop_on_request, daemon=True).start()
         phase_finished.connect(note_settled)
-        began = time.time()
         relay.run()
-    pipe.send(RelayReport(began, settled, confirmed, peak_megabytes()))
+    pipe.send(RelayReport(confirmed, peak_megabytes()))
 
 
 def deliver_in_a_loop(pipe: Connection, counts: Any, entry: Mapping[str, Any]) -> None:
     """Claim, publish and settle one after the other, then wait: the process's side."""
-    settled: list[tuple[float, int]] = []
     confirmed: dict[str, float] = {}
     _prepare(counts)
     with outbox_settings(entry):
@@ -189,15 +168,14 @@ def deliver_in_a_loop(pipe: Connection, counts: Any, entry: Mapping[str, Any]) -
             publisher.prepare()
             pipe.send("ready")
             pipe.recv()
-            began = time.time()
-            while not pipe.poll(LOOP_INTERVAL):
+                while not pipe.poll(LOOP_INTERVAL):
                 messages = [_message_of(row) for row in lane.claim(2000)]
                 if messages:
                     publisher.publish(messages)
                     confirmed.update(dict.fromkeys((message.message_id for message in messages), time.time()))
                 lane.finish()
                 counts[DELIVERED] += len(messages)
-    pipe.send(RelayReport(began, settled, confirmed, peak_megabytes()))
+    pipe.send(RelayReport(confirmed, peak_megabytes()))
 
 
 def peak_megabytes() -> float:

@@ -35,7 +35,7 @@ class WalboxProcess:
 
     def stop(self) -> RelayReport:
         found = json.loads(self._process.communicate("stop\n", timeout=30)[0])
-        return RelayReport(0, [], found["confirmed"], found["megabytes"])
+        return RelayReport(found["confirmed"], found["megabytes"])
 
 
 @contextmanager

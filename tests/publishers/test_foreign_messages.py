@@ -19,8 +19,9 @@ from tests.support.claimed import make_message
 from tests.support.json_values import nested
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {**LOCAL, **BROKERS}
-CASES = [(name, "plain") for name in SUBJECTS]
-CASES += [(name, "cloudevents-structured") for name in ("http", "kafka", "nats", "rabbitmq", "sqs", "sns")]
+# A queue of another kind or server, and a topic, have the encoding of the class.
+CASES = [(name, "plain") for name in SUBJECTS if name not in ("sqs-fifo", "sqs-elasticmq", "sns")]
+CASES += [(name, "cloudevents-structured") for name in ("http", "kafka", "nats", "rabbitmq", "sqs")]
 CASES += [(name, "cloudevents") for name in ("http", "kafka", "nats", "rabbitmq")]
 
 HOSTILE = ["", "\n", "\x00", "\r\n\r\n", "\x7f\x9b", "\u202e", "\U0001f600", "x" * 300, "%", "{}", " ", "\u2028"]
@@ -65,7 +66,7 @@ def test_a_message_that_cannot_be_sent_is_refused_and_others_are_accepted(name: 
     with closing(SUBJECTS[name]()) as subject:
         publish = subject.publisher(**options).publish
 
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=25, deadline=None)
         @given(st.lists(fields, min_size=1, max_size=3))
         def check(foreign: list[dict[str, Any]]) -> None:
             first, last = subject.messages(b"1", b"2")

@@ -81,17 +81,6 @@ def bodies(cluster: Cluster, topic: str) -> list[int]:
     return [*dict.fromkeys(int(record.value()) for record in tools.read_topic(cluster.servers, topic, {}))]
 
 
-@pytest.mark.parametrize("fault", [Broker.kill, Broker.freeze, Broker.stop], ids=["killed", "frozen", "stopped"])
-def test_a_leader_that_fails_is_replaced_without_a_loss_or_a_counted_attempt(
-    healthy: Cluster, publisher: KafkaPublisher, fault: Callable[[Broker], None]
-):
-    topic = create_topic(healthy)
-    publish_all(publisher.publish, messages(topic, 0, 20))
-    fault(leader_of(healthy, topic))
-    publish_all(publisher.publish, messages(topic, 20, 20))
-    assert bodies(healthy, topic) == [*range(40)]
-
-
 def test_too_few_replicas_are_no_fault_of_a_message_and_hold_up_no_other_topic(
     healthy: Cluster, publisher: KafkaPublisher
 ):
