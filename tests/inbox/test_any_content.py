@@ -126,7 +126,7 @@ READERS: list[Callable[[bytes, dict[str, str]], Incoming]] = [from_kafka, from_n
 
 @pytest.mark.parametrize("read", READERS)
 @given(contents=st.lists(st.tuples(BODIES, HEADERS), min_size=1, max_size=3), invalid=st.sampled_from(INVALID))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whatever_arrives_is_stored_or_rejected(read, contents, invalid):
     OutboxMessage.objects.all().delete()
     batch = [read(*content)._replace(tag=tag) for tag, content in enumerate(contents, 1)]

@@ -35,12 +35,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 # The broker.
 
 
-def test_an_inbox_that_ends_when_idle_gives_up_if_the_broker_remains_unavailable(make_inbox):
-    url = f"amqp://guest:guest@127.0.0.1:{free_port()}"
-    with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
-        make_inbox(url=url, arguments={"idle_exit": 60}).run()
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -276,23 +270,6 @@ def test_a_reader_that_crashes_is_started_again(source, make_inbox, monkeypatch,
 # The backlog.
 
 
-def test_an_inbox_pauses_while_the_backlog_is_too_large(using, source, make_inbox, caplog, monkeypatch):
-    # However long a count takes, the next one follows.
-    monkeypatch.setattr(Throttle, "is_open", True)
-    source.send(*range(400), key="order-1")
-    eventually(lambda: source.receivable() == 400)
-    with running(make_inbox(using, max_backlog=10, batch_size=1)) as inbox:
-        eventually(lambda: inbox.paused)
-        eventually(lambda: stays_same(lambda: len(payloads(using))))
-        count = len(payloads(using))
-        assert 10 < count < 400
-        OutboxMessage.objects.using(using).pending().update(**PROCESSED)
-        eventually(lambda: len(payloads(using)) > count)
-    assert payloads(using) == [*range(len(payloads(using)))]
-    assert "pauses: publisher 'default' has more than 10 due messages" in caplog.text
-    assert "resumes" in caplog.text
-
-
 def test_an_inbox_that_pauses_is_not_idle(source, make_inbox, monkeypatch):
     # However long a count takes, the next one follows.
     monkeypatch.setattr(Throttle, "is_open", True)
@@ -325,9 +302,8 @@ def run_inbox(start: StartProcess, source) -> StartProcess:
     return run
 
 
-# The contract suite has PostgreSQL, with each kind of queue.
-@pytest.mark.parametrize("using", [alias for alias in ALIASES if alias != "postgresql"])
-@pytest.mark.parametrize("point", ["before", "inside", "committed", "settled"])
+# The contract suite kills it after the commit, with each broker.
+@pytest.mark.parametrize("point", ["before", "inside"])
 def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(using, source, run_inbox, make_inbox, point):
     source.send(*range(50))
     eventually(lambda: source.unsettled() == 50)
@@ -336,7 +312,7 @@ def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(using, source, ru
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     # All that was not settled has come back; each batch had five messages at most.
-    eventually(lambda: source.unsettled() >= (35 if point == "settled" else 40))
+    eventually(lambda: source.unsettled() >= 40)
     source.sent = source.unsettled()
     read_all(make_inbox(using, batch_size=7), source)
     assert payloads(using) == [*range(50)]

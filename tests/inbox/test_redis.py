@@ -183,7 +183,7 @@ def take_away(source: RedisSource) -> bool:
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_and_restarted_again_and_again_keeps_the_order(source, start):
-    count = 6_000
+    count = 4_000
     pipeline = source.client.pipeline()
     for number in range(count):
         fields = {"id": str(uuid.uuid4()), "type": "a", "key": f"key-{number % 20}", "payload": str(number)}
@@ -200,7 +200,7 @@ def test_a_process_that_is_killed_and_restarted_again_and_again_keeps_the_order(
         return messages.count() >= number
 
     left = []
-    for kill in range(1, 6):
+    for kill in range(1, 4):
         process = start(*arguments)
         eventually(partial(has_stored, kill * 900), "it has stored a part")
         process.kill()
@@ -374,7 +374,7 @@ def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplo
     source.client.execute_command("ACL", "SETUSER", user, *rights.split())
     try:
         source.send(raw=b"{" if command == "xadd" else b"1")
-        limits = replace(QUICK, proof_time=5.0)
+        limits = replace(QUICK, proof_time=2.0)
         with running(make_inbox(url=url, invalid="reject", arguments={"limits": limits})) as inbox:
             eventually(lambda: inbox.outages)
             time.sleep(0.5)

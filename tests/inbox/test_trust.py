@@ -67,13 +67,6 @@ def test_a_header_does_not_choose_the_handler(source, make_inbox, calls, header)
     assert stored("default")[0].headers == {}
 
 
-def test_no_header_of_the_outbox_comes_in_from_outside(source, make_inbox):
-    headers = {"outbox-error": "x", "OUTBOX-anything": 1, "tenant": "7", "x-outbox-note": "mine"}
-    source.send(1, headers=headers)
-    read_all(make_inbox(), source)
-    assert stored("default")[0].headers == {"tenant": "7", "x-outbox-note": "mine"}
-
-
 @pytest.mark.parametrize("id", [ID, str(uuid.uuid5(uuid.UUID(ID), "shop.delete_account"))], ids=["any", "derived"])
 def test_a_stored_header_calls_a_handler_only_for_its_type(source, make_inbox, calls, id):
     """Even if such a row were in the table: the type decides."""

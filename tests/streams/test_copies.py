@@ -30,7 +30,7 @@ def run(sql: str) -> Any:
 
 @override_settings(OUTBOX=OUTBOX)
 @settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     database=None,

@@ -104,10 +104,11 @@ class Move:
         OutboxMessage.objects.using(self.old.alias).filter(pk__lte=first[-1]).delete()
         return first
 
-    def end(self, *, repeated: int = 0, copied: int = 0) -> None:
+    def end(self, *, repeated: int = 0, copied: int = 0, follows: int = 0) -> None:
         """Deliver on the new server what waits there.
 
         Args:
+            follows: number of messages of each source that then come from the log of the new server.
             repeated: number of messages of each source that were delivered by the old server and are sent again.
             copied: number of positions that the relay reports as copied from another server.
         """
@@ -117,7 +118,7 @@ class Move:
         waiting = OutboxMessage.objects.using(self.new.alias).waiting_in_streams()
         streamed = {each for each in self.wanted if self._sources[each] != "table"}
         assert {*map(str, waiting.values_list("message_id", flat=True))} - before == streamed
-        self.deliver(self.new, copied=copied)
+        self.deliver(self.new, copied=copied, follows=follows)
         assert Counter(self._sources[each] for each in self.sent if each in before) == Counter(
             dict.fromkeys(SOURCES, repeated)
         )
@@ -254,7 +255,7 @@ def test_a_promoted_standby(move: Move):
     move.old.kill()
     move.new.run("pg_ctl", "-D", move.new.data, "-w", "promote")
     move.write(move.new, 5)
-    move.end()
+    move.end(follows=2)
 
 
 @physical

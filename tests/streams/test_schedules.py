@@ -33,7 +33,7 @@ OUTBOX = {
     "RETRY": {"MAX_ATTEMPTS": 1000},
     "FAILED_BLOCKS_KEY": False,
 }
-SCHEDULES = int(os.environ.get("OUTBOX_SCHEDULES", "30"))
+SCHEDULES = int(os.environ.get("OUTBOX_SCHEDULES", "12"))
 """Number of schedules that are tried."""
 
 WRITERS = range(4)

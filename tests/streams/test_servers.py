@@ -1,4 +1,4 @@
-"""A stream outlives its server: a promoted standby, a restored dump, and transactions that are prepared and left."""
+"""Streams on a standby, and transactions that are prepared and left. `test_moves` moves messages between servers."""
 
 import io
 import shutil
@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status
-from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.wal_setup import LogSetup
 from tests.streams.conftest import publish
-from tests.streams.test_log import Worker, report_old_relay
+from tests.streams.test_log import report_old_relay
 from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
 from tests.support.ports import free_port
@@ -122,29 +121,6 @@ def new_server(django_db_blocker: Any) -> Iterator[Callable[[], Server]]:
                 del connections[server.alias], connections.settings[server.alias]
 
 
-def test_a_promoted_standby_goes_on_where_the_position_stands(new_server: Callable[[], Server], scripted: Any):
-    primary, standby = new_server(), new_server()
-    primary.make()
-    primary.start()
-    primary.migrate()
-    put(3, primary.alias, keys=1)
-    assert primary.drain() == 3
-    standby.run("pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", *primary.address)
-    standby.start()
-    put(2, primary.alias, keys=1)
-    assert primary.drain() == 2
-    waiting = put(3, primary.alias, keys=1)
-    written = primary.fetch("SELECT pg_current_wal_lsn()::text")
-    eventually(lambda: standby.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
-    primary.kill()
-    scripted.reset()
-    standby.run("pg_ctl", "-D", standby.data, "-w", "promote")
-    more = put(2, standby.alias, keys=1)
-    assert standby.drain() == 5
-    assert scripted.published() == waiting + more
-    assert standby.states() == {Status.PROCESSED}
-
-
 def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(new_server: Callable[[], Server]):
     primary, standby = new_server(), new_server()
     primary.make()
@@ -167,108 +143,6 @@ def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(ne
         assert "  unknown  " in out.getvalue()
     setup = LogSetup(PostgreSQLStore(connections[standby.alias]))
     assert [obstacle.check for obstacle in setup.find_obstacles(1)] == ["W058"]
-
-
-def test_a_promoted_standby_goes_on_with_its_own_log(new_server: Callable[[], Server], scripted: Any):
-    primary, standby = new_server(), new_server()
-    primary.make()
-    primary.start()
-    primary.migrate()
-    publish(primary.alias)
-    worker = Worker(primary.alias)
-    worker.follow()
-    standby.run("pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", *primary.address)
-    standby.start()
-    ids = put(2, primary.alias, keys=1)
-    worker.receive()
-    assert worker.deliver() == 2
-    ids += put(2, primary.alias, keys=1)
-    written = primary.fetch("SELECT pg_current_wal_lsn()::text")
-    eventually(lambda: standby.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
-    primary.kill()
-    with pytest.raises(DatabaseError):
-        worker.deliver()
-    connections[primary.alias].close()
-    standby.run("pg_ctl", "-D", standby.data, "-w", "promote")
-    connections[primary.alias].settings_dict["PORT"] = standby.port
-    worker.follow()
-    ids += put(2, primary.alias, keys=1)
-    worker.receive()
-    assert worker.deliver() == 2
-    assert scripted.published() == ids
-    worker.source.close()
-
-
-def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
-    new_server: Callable[[], Server], scripted: Any
-):
-    """What was delivered before the dump is not sent again, although no number means anything there."""
-    old, new = new_server(), new_server()
-    for server in (old, new):
-        server.make()
-    old.run("pg_resetwal", "-D", old.data, "-e", 5)
-    for server in (old, new):
-        server.start()
-    old.migrate()
-    put(3, old.alias, keys=1)
-    assert old.drain() == 3
-    waiting = put(4, old.alias, keys=1)
-    cancelled = waiting.pop()
-    assert OutboxMessage.objects.using(old.alias).filter(pk=cancelled).cancel() == 1
-    dump = old.data / "dump.sql"
-    old.run("pg_dump", *old.address, "-f", dump, "postgres")
-    new.run("psql", "-q", "-v", "ON_ERROR_STOP=1", *new.address, "-f", dump, "postgres")
-    assert new.fetch("SELECT pg_current_xact_id()::text::bigint") < 2**32
-    more = put(2, new.alias, keys=1)
-    # Before a relay has been there.
-    messages = OutboxMessage.objects.using(new.alias)
-    expected = [Status.PROCESSED] * 3 + [Status.PENDING] * 3 + [Status.FAILED] + [Status.PENDING] * 2
-    assert [message.status for message in messages.order_by("id")] == expected
-    assert [*messages.waiting_in_streams().order_by("id").values_list("id", flat=True)] == waiting + more
-    (publisher,) = read_status(new.alias).publishers
-    assert publisher.due == Count(5)
-    scripted.reset()
-    assert new.drain() == 5
-    assert scripted.published() == waiting + more
-    assert put(2, new.alias, keys=1)
-    assert new.drain() == 2
-    assert new.drain() == 0
-    assert OutboxMessage.objects.using(new.alias).requeue() == 1
-    assert new.drain() == 1
-    assert new.states() == {Status.PROCESSED}
-
-
-def test_a_move_by_logical_replication_without_the_value_of_the_sequence_loses_nothing(
-    new_server: Callable[[], Server], scripted: Any
-):
-    """New messages get the ids of deleted ones, and smaller transaction numbers than the position knows."""
-    old, new = new_server(), new_server()
-    for server in (old, new):
-        server.make()
-    old.run("pg_resetwal", "-D", old.data, "-x", 100_000_000)
-    (old.data / "pg_xact").joinpath("005F").write_bytes(bytes(2**18))
-    for server in (old, new):
-        server.start()
-        server.migrate()
-    put(20, old.alias, keys=1)
-    assert old.drain() == 20
-    OutboxMessage.objects.using(old.alias).filter(pk__lte=10).delete()
-    waiting = put(3, old.alias, keys=1)
-    old.fetch("CREATE PUBLICATION moved FOR TABLE django_outbox_outboxmessage, django_outbox_streamposition")
-    address = f"host=127.0.0.1 port={old.port} user=admin dbname=postgres"
-    new.fetch(f"CREATE SUBSCRIPTION moved CONNECTION '{address}' PUBLICATION moved")
-    copied = "SELECT count(*) FROM django_outbox_outboxmessage"
-    eventually(lambda: new.fetch(copied) == 13, "the messages are copied")
-    positions = "SELECT count(*) FROM django_outbox_streamposition"
-    eventually(lambda: new.fetch(positions) == 1, "the position is copied")
-    new.fetch("DROP SUBSCRIPTION moved")
-    put(7, new.alias, keys=1)
-    more = [*range(1, 8)]
-    scripted.reset()
-    assert new.drain() == 10
-    assert sorted(scripted.published()) == more + waiting
-    assert new.states() == {Status.PROCESSED}
-    assert new.drain() == 0
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
