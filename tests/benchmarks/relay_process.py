@@ -168,7 +168,7 @@ def deliver_in_a_loop(pipe: Connection, counts: Any, entry: Mapping[str, Any]) -
             publisher.prepare()
             pipe.send("ready")
             pipe.recv()
-                while not pipe.poll(LOOP_INTERVAL):
+            while not pipe.poll(LOOP_INTERVAL):
                 messages = [_message_of(row) for row in lane.claim(2000)]
                 if messages:
                     publisher.publish(messages)
