@@ -26,7 +26,7 @@ from django_outbox.utils.text import duration
 DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"
 
 PAGES = {
-    "unavailable": "how-to/troubleshooting.html#relay-logs-an-outage",
+    "unavailable": "how-to/relay-log.html#relay-logs-an-outage",
     "paused": "how-to/failed-messages.html#pause",
     "failed": "how-to/failed-messages.html",
     "delivering": "how-to/monitoring.html#overview",

@@ -41,7 +41,7 @@ def events_of_the_code() -> dict[str, set[str]]:
 
 
 def test_the_reference_lists_each_event_with_its_fields():
-    page = (ROOT / "docs" / "reference" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "reference" / "log.md").read_text()
     listed = {name: set(re.findall(r"`(\w+)`", fields)) for name, fields in ROW.findall(page)}
     assert listed == events_of_the_code()
 
