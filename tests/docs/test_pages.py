@@ -90,11 +90,6 @@ def rows(name: str) -> dict[str, list[str]]:
     return found
 
 
-def terms(name: str) -> list[str]:
-    """Return the terms of a page's definition lists that are code."""
-    return re.findall(r"^`([^`]+)`\n: ", reference(name), re.MULTILINE)
-
-
 def documented_defaults() -> dict[str, str]:
     """Return the default of each setting that has a heading of its own, by its target: `setting-retry-delay`."""
     entries = re.findall(
@@ -229,14 +224,14 @@ def test_the_docstring_of_enqueue_describes_every_argument():
 
 def test_every_field_of_a_message_is_in_the_reference():
     names = [field.name for field in django_outbox.OutboxMessage._meta.fields]
-    assert terms("messages")[: len(names)] == names
+    assert [*rows("messages")][: len(names)] == names
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *INBOX_COMMANDS])
 def test_every_flag_of_a_command_is_in_the_reference_and_no_other(command: str):
     section = re.split(r"^## ", reference("commands"), flags=re.MULTILINE)
     (text,) = [text for text in section if text.startswith(f"{command}\n")]
-    terms = re.findall(r"^(`--.+)\n:", text, re.MULTILINE)
+    terms = re.findall(r"^\| (`--(?:[^|]|\\\|)+) \|", text, re.MULTILINE)
     assert set(re.findall(r"`(--[\w-]+)", " ".join(terms))) == flags(command)
 
 
