@@ -21,7 +21,7 @@ from tests.benchmarks.options import output_file  # noqa: E402
 from tests.benchmarks.report import read_machine  # noqa: E402
 from tests.benchmarks.workspace import scratch_database  # noqa: E402
 
-NAMES = ["ladder", "drain", "costs", "living", "enqueue", "celery", "inbox"]
+NAMES = ["ladder", "drain", "costs", "living", "growth", "enqueue", "celery", "inbox"]
 """Each is a module with `add_arguments(parser)` and `run(options) -> Report`."""
 
 BENCHMARKS = {name: import_module(f"tests.benchmarks.{name}") for name in NAMES}

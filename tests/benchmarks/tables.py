@@ -8,7 +8,7 @@ from typing import Any
 from django.db import DatabaseError, connection
 
 from django_outbox.db.indexes import PortableIndex
-from django_outbox.models import OutboxMessage
+from django_outbox.models import OutboxMessage, StreamPosition
 from tests.benchmarks.messages import fill
 
 TABLE = OutboxMessage._meta.db_table
@@ -95,7 +95,9 @@ TIMES = {
 PAYLOAD = '{"id": 1, "total": 1, "text": "' + "x" * 190 + '"}'
 
 
-def insert_rows(count: int, *, available: str = "", processed: str = "", keys: int = 0) -> None:
+def insert_rows(
+    count: int, *, available: str = "", processed: str = "", topic: str = "", attempts: int = 0, keys: int = 0
+) -> None:
     """Insert millions of rows in SQL.
 
     `available` and `processed` are seconds from now, as SQL in which `number` counts the rows; blank: NULL.
@@ -114,7 +116,7 @@ def insert_rows(count: int, *, available: str = "", processed: str = "", keys: i
         columns = {
             "message_id": UUIDS[vendor].format(start=str(uuid.uuid4())[:24]),
             "type": "'order.created'",
-            "topic": "''",
+            "topic": f"'{topic}'",
             quote("key"): key.format(number=f"(number + {start})"),
             quote("partition"): partition.format(number=f"(number + {start})"),
             "blocks_key": str(bool(keys)).lower(),
@@ -123,7 +125,7 @@ def insert_rows(count: int, *, available: str = "", processed: str = "", keys: i
             "publisher": "'default'",
             "occurred_at": at("-7200"),
             "available_at": at(available),
-            "attempts": "0",
+            "attempts": str(attempts),
             "processed_at": at(processed),
             "error": "''",
             "error_class": "''",
@@ -131,6 +133,14 @@ def insert_rows(count: int, *, available: str = "", processed: str = "", keys: i
         source = NUMBERS[vendor].format(count=min(CHUNK, count - start))
         values = ", ".join(columns.values())
         run_sql(f"INSERT INTO {TABLE} ({', '.join(columns)}) SELECT {values} FROM {source} ORDER BY number")
+
+
+def pass_all() -> None:
+    """Move the position of the stream behind everything that is in the table."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_snapshot()::text")
+        [passed] = cursor.fetchone()
+    StreamPosition.objects.update_or_create(publisher="default", defaults={"passed": passed, "page": ""})
 
 
 def run_sql(sql: str) -> None:

@@ -28,6 +28,7 @@ RUNS = {
     "costs": ("--messages=50", 13),
     "living": ("--seconds=1 --rates 50 --keys 0 --broker rabbitmq handlers", 5),
     "enqueue": ("--messages=10 --writers=2", 8),
+    "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
     "celery": ("--messages=20", 5),
     "inbox": ("--messages=100 --batch-size=20", 6),
 }
