@@ -13,6 +13,7 @@ from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import InboxState, name_consumer
 from django_outbox.inbox.storing import InboxTally, Received, Storing
 from django_outbox.models import OutboxMessage
+from django_outbox.service.outages import Outage
 from django_outbox.stores.schema import close_after_error
 from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Throttle
@@ -123,7 +124,7 @@ class Reader:
                 if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
                 seconds = self._limits.database_wait.after(failures)
-                self._state.outages.note(self._database, reason, seconds)
+                self._state.outages.note(Outage(self._database, reason), seconds)
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
                     logger.warning(
                         "%(subject)s gives its messages back to the broker until the database is available.",
@@ -191,7 +192,7 @@ class Reader:
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = f"{self._consumer.alias}: {self._consumer.broker_name or 'consumer'}"
-        self._state.outages.note(self._name, reason, seconds, name=name)
+        self._state.outages.note(Outage(self._name, reason, name), seconds)
         self._state.pause(seconds)
 
     def _end_outage(self) -> None:

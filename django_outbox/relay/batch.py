@@ -12,12 +12,14 @@ from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.db.errors import may_pass
 from django_outbox.messages import Message, OutcomeKind, Unreadable
+from django_outbox.relay.breakers import name_publisher
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.decisions import Decisions, Policy
 from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Refusals, Tally
 from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.service.outages import Outage
 from django_outbox.stores import Claim, Failed, Held, Settlement
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import MAX_IDS, counted, describe, some_ids
@@ -45,11 +47,46 @@ class Unsettled(Exception):
         self.session = session
 
 
-class Delivered(NamedTuple):
-    """The result of a delivery: counts, and the messages that were handed to the publisher."""
+class DeliveryResult(NamedTuple):
+    """The result of the delivery of one batch, or of none.
+
+    Args:
+        published: the messages that were handed to the publisher.
+        outage: why the publisher is unavailable, or what the database refuses to do for it.
+        database_outage: why the database is unavailable.
+        unsettled: why the published messages could not be settled.
+        prepared: whether the publisher was asked to connect, and has.
+        looked: whether the database was asked for due messages.
+        wait: the seconds until the next delivery, if the database was not asked because of a limit.
+    """
 
     tally: Tally = Tally()
     published: Sequence[Message] = ()
+    outage: Outage | None = None
+    database_outage: Outage | None = None
+    unsettled: Outage | None = None
+    prepared: bool = False
+    looked: bool = False
+    wait: float = 0.0
+
+    @property
+    def obstacle(self) -> Outage | None:
+        """Why not everything was delivered and settled."""
+        return self.database_outage or self.outage or self.unsettled
+
+    @property
+    def found_nothing(self) -> bool:
+        return self.looked and not self.tally.claimed and not self.obstacle
+
+    @property
+    def settled_all(self) -> bool:
+        """Whether messages were claimed, and all of them have new states."""
+        return 0 < self.tally.claimed == self.tally.settled and not self.obstacle
+
+    @property
+    def broker_responds(self) -> bool:
+        """Whether the broker answered for a message, or nothing was due and the publisher has prepared."""
+        return self.tally.answered or (self.found_nothing and self.prepared)
 
 
 @dataclass(eq=False)
@@ -70,6 +107,11 @@ class Phases:
     refusals: Refusals = field(default_factory=Refusals)
     paused_types: Callable[[], Set[str]] = frozenset
     is_stopping: Callable[[], bool] = lambda: False
+
+    def outage(self, reason: str) -> Outage:
+        """Return the outage of the publisher."""
+        alias, name = self.publisher.alias, self.publisher.broker_name or "publisher"
+        return Outage(name_publisher(alias), reason, f"{alias}: {name}")
 
     @cached_property
     def policy(self) -> Policy:
@@ -145,6 +187,7 @@ class Batch:
             messages block their key, go back as they were.
         published: the messages that were handed to the publisher.
         tally: the counts of its rows, as soon as their new states are committed.
+        outage: the reason of its first unanswered message.
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -152,12 +195,17 @@ class Batch:
         self.messages: Sequence[Message] = ()
         self.published: Sequence[Message] = ()
         self.tally = Tally()
+        self.outage: Outage | None = None
         self._phases = phases
         self._recorder = Recorder(phases.publisher, phases.source.using)
         self._claim = Claim([])
         self._unreadable: list[Unreadable] = []
         self._held: list[Held] = []
         self._decisions: Decisions | None = None
+
+    @property
+    def result(self) -> DeliveryResult:
+        return DeliveryResult(self.tally, self.published, self.outage)
 
     @contextmanager
     def within(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
@@ -276,6 +324,8 @@ class Batch:
         if processed == claimed:
             return Tally(claimed=claimed, size=size, processed=processed)
         outages = [outcome.error for outcome in decisions.outcomes if outcome.kind is OutcomeKind.UNANSWERED]
+        if outages:
+            self.outage = self._phases.outage(outages[0])
         failed, retried, unanswered = len(settlement.failed), len(settlement.retried), len(outages)
         return Tally(
             claimed=claimed,
@@ -286,5 +336,4 @@ class Batch:
             unanswered=unanswered,
             blocked=claimed - processed - failed - retried - unanswered,
             unreadable=len(self._unreadable),
-            outage=outages[0] if outages else "",
         )

@@ -14,13 +14,13 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_outbox.messages import Message
 from django_outbox.relay.limits import LIMITS, Limits
-from django_outbox.service.outages import Outages
+from django_outbox.service.outages import Outage, Outages
 from django_outbox.signals import breaker_changed, send
 from django_outbox.utils.text import counted
 
@@ -55,7 +55,7 @@ class Breaker:
         consecutive_outages: number of outages in a row during which nothing was delivered.
         unsettled: number of batches in a row that were published and could not be settled. Others between them do not
             count until each message of these is settled.
-        reason, since: of the outage in progress; `since` is a Unix time.
+        outage: the outage in progress.
     """
 
     limits: Limits = LIMITS
@@ -63,8 +63,7 @@ class Breaker:
     consecutive_outages: int = 0
     unsettled: int = 0
     open_until: float = 0.0
-    reason: str = ""
-    since: float | None = None
+    outage: Outage | None = None
     _openings: int = 0
     _on_trial: bool = False
     _unsettled_ids: set[int] = field(default_factory=set)
@@ -143,7 +142,7 @@ class Breaker:
 class Change(NamedTuple):
     publisher_alias: str
     state: State
-    reason: str = ""
+    outage: Outage | None = None
     seconds: float = 0.0
 
 
@@ -157,29 +156,28 @@ class Breakers:
         limits: Limits = LIMITS,
         *,
         outages: Outages | None = None,
-        broker_names: Mapping[str, str] | None = None,
     ) -> None:
         self._using = using
         self._outages = outages or Outages()
-        self._broker_names = broker_names or {}
         self._breakers = {alias: Breaker(limits) for alias in publisher_aliases}
         self._lock = threading.Lock()
         # Receivers of signals run without `_lock`, and get the changes in their order.
         self._changes: deque[Change] = deque()
         self._reporting = threading.Lock()
 
-    def anew(self, limits: Limits) -> "Breakers":
-        """Return closed breakers of the same publishers, whose outages are noted at the same place."""
-        return Breakers(self._using, self._breakers, limits, outages=self._outages, broker_names=self._broker_names)
-
-    def reason(self, publisher_alias: str) -> str:
-        return self._breakers[publisher_alias].reason
+    def find_outage(self, publisher_alias: str) -> Outage | None:
+        return self._breakers[publisher_alias].outage
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
         """Return a publisher's `state`, and the `reason` of its outage and the Unix time `since` when it lasts."""
         breaker = self._breakers[publisher_alias]
         with self._lock:
-            return {"state": breaker.state.value, "reason": breaker.reason, "since": breaker.since}
+            state, outage = breaker.state.value, breaker.outage
+        return {
+            "state": state,
+            "reason": outage.reason if outage else "",
+            "since": outage.since.timestamp() if outage else None,
+        }
 
     def count_outages(self, publisher_alias: str) -> int:
         return self._breakers[publisher_alias].consecutive_outages
@@ -203,18 +201,18 @@ class Breakers:
         publisher_alias: str,
         permit: Permit,
         *,
-        outage: str = "",
+        outage: Outage | None = None,
         delivered: bool = False,
         responds: bool = False,
         published: Sequence[Message] = (),
-        unsettled: str = "",
+        unsettled: Outage | None = None,
     ) -> None:
         """Process the result of a batch that was permitted.
 
         Args:
-            outage: why the publisher was unavailable; blank if it was not, or if nothing was sent.
+            outage: why the publisher was unavailable; None if it was not, or if nothing was sent.
             published: the messages that were handed to it.
-            unsettled: why they could not be settled; blank if they were.
+            unsettled: why they could not be settled; None if they were.
         """
         breaker, seconds = self._breakers[publisher_alias], 0.0
         with self._lock:
@@ -224,7 +222,8 @@ class Breakers:
             if unsettled:
                 if breaker.note_unsettled(permit, now, [message.id for message in published]):
                     count = counted(len(published), "published message")
-                    outage = f"{count} could not be settled, {breaker.unsettled} times in a row: {unsettled}"
+                    text = f"{count} could not be settled, {breaker.unsettled} times in a row: {unsettled.reason}"
+                    outage = replace(unsettled, reason=text)
                     seconds = breaker.open_until - now
             elif outage:
                 breaker.note_outage(permit, now, delivered=delivered)
@@ -235,9 +234,9 @@ class Breakers:
                 breaker.withdraw(permit)
             after = breaker.state
             if after is State.CLOSED:
-                breaker.reason, breaker.since = "", None
+                breaker.outage = None
             elif outage:
-                breaker.reason, breaker.since = outage, breaker.since or time.time()
+                breaker.outage = outage.continuing(breaker.outage)
             if after is not before:
                 self._changes.append(Change(publisher_alias, after, outage, seconds))
         self._report_changes()
@@ -252,18 +251,21 @@ class Breakers:
                 self._reporting.release()
 
     def _report(self, change: Change) -> None:
-        publisher_alias, state, reason, seconds = change
-        subject = f"Publisher {publisher_alias!r}"
-        if state is State.OPEN:
-            name = f"{publisher_alias}: {self._broker_names.get(publisher_alias) or 'publisher'}"
-            self._outages.note(subject, reason, seconds, name=name)
+        publisher_alias, state, outage, seconds = change
+        if outage is not None:
+            self._outages.note(outage, seconds)
         elif state is State.CLOSED:
-            self._outages.end(subject)
+            self._outages.end(name_publisher(publisher_alias))
         send(
             breaker_changed,
             using=self._using,
             publisher=publisher_alias,
             state=state.value,
-            reason=reason,
+            reason=outage.reason if outage else "",
             seconds=seconds,
         )
+
+
+def name_publisher(publisher_alias: str) -> str:
+    """Return the name of a publisher for the log."""
+    return f"Publisher {publisher_alias!r}"

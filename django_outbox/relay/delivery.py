@@ -1,9 +1,7 @@
-"""One round of a worker: connect, claim, publish and settle within the limits, and why that failed if it did."""
+"""Deliver one batch: connect, claim, publish and settle within the limits, and report why that failed if it did."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -12,56 +10,17 @@ from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.db.errors import shows_refusal
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.messages import Message
 from django_outbox.models import RateLimit
-from django_outbox.relay.batch import Delivered, Phases, Unsettled
+from django_outbox.relay.batch import DeliveryResult, Phases, Unsettled
 from django_outbox.relay.handling.leased import LeasedDeliverer
 from django_outbox.relay.handling.transactional import TransactionalDeliverer
 from django_outbox.relay.rate_limits import RateLimiter
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, Source, StreamFirst, StreamReader, TableSource
-from django_outbox.relay.state import RelayState, Tally
+from django_outbox.relay.state import RelayState
+from django_outbox.service.outages import Outage
 from django_outbox.stores import get_store
 from django_outbox.stores.schema import REQUIRED, close_after_error
-
-
-class Round(NamedTuple):
-    """The result of one round: at most one batch.
-
-    Args:
-        looked: whether the database was asked for due messages.
-        publisher_outage: why its broker is unavailable, or what the database refuses to do for it.
-        wait: the seconds until the next round, if the database was not asked because of a limit.
-        published: the messages that were handed to the publisher.
-        unsettled: why they could not be settled.
-    """
-
-    tally: Tally = Tally()
-    publisher_outage: str = ""
-    database_outage: str = ""
-    prepared: bool = False
-    looked: bool = False
-    wait: float = 0.0
-    published: Sequence[Message] = ()
-    unsettled: str = ""
-
-    @property
-    def outage(self) -> str:
-        return self.database_outage or self.publisher_outage or self.unsettled
-
-    @property
-    def found_nothing(self) -> bool:
-        return self.looked and not self.tally.claimed and not self.outage
-
-    @property
-    def settled_all(self) -> bool:
-        """Whether it claimed messages, and all of them have new states."""
-        return 0 < self.tally.claimed == self.tally.settled and not self.outage
-
-    @property
-    def broker_responds(self) -> bool:
-        """Whether the broker answered for a message, or nothing was due and the publisher has prepared."""
-        return self.tally.answered or (self.found_nothing and self.prepared)
 
 
 class Delivery:
@@ -83,7 +42,7 @@ class Delivery:
         rate = state.settings.rate_limit_of(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
-    def run(self, wanted: int) -> Round:
+    def run(self, wanted: int) -> DeliveryResult:
         """Deliver a batch of at most `wanted` messages.
 
         Raises:
@@ -91,7 +50,7 @@ class Delivery:
         """
         # Before the claim, so that no transaction waits for a connection to the broker.
         if self._prepares and (reason := prepare_publisher(self._publisher)):
-            return Round(publisher_outage=reason)
+            return DeliveryResult(outage=self._phases.outage(reason))
         using = self._state.using
         session = connections[using].connection
         try:
@@ -101,16 +60,17 @@ class Delivery:
             if responds and shows_refusal(error):
                 # A missing right or table may be this publisher's alone, such as that of its rate limit, or a tenant's.
                 schema = getattr(connections[using], "schema_name", "")
-                return Round(publisher_outage=f"schema {schema!r}: {reason}" if schema else reason, looked=True)
-            return Round(database_outage=f"database {using!r}: {reason}")
+                outage = self._phases.outage(f"schema {schema!r}: {reason}" if schema else reason)
+                return DeliveryResult(outage=outage, looked=True)
+            return DeliveryResult(database_outage=Outage(self._state.database_subject, reason))
         except Unsettled as unsettled:
             reason, responds = self._explain(unsettled.error, unsettled.session)
+            result = DeliveryResult(published=unsettled.published, unsettled=self._phases.outage(reason))
             if not responds:
-                outage = f"database {using!r}: {reason}"
-                return Round(published=unsettled.published, unsettled=reason, database_outage=outage)
+                return result._replace(database_outage=Outage(self._state.database_subject, reason))
             # The database refuses a row.
             self._phases.note_refusal(unsettled.published, unsettled.error)
-            return Round(looked=True, published=unsettled.published, unsettled=reason)
+            return result._replace(looked=True)
 
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
@@ -139,29 +99,31 @@ class Delivery:
         remedy = get_store(connection).describe_missing_rights(error) if responds else ""
         return close_after_error(connection, error, [*REQUIRED, *limits]) + remedy, responds
 
-    def _run(self, wanted: int) -> Round:
+    def _run(self, wanted: int) -> DeliveryResult:
         limiter, budget = self._limiter, self._state.budget
         if limiter is not None:
             if not limiter.look_for_work():
-                return Round(prepared=self._prepares, looked=True)
+                return DeliveryResult(prepared=self._prepares, looked=True)
             if (seconds := limiter.reserve()) > 0:
-                return Round(wait=seconds)
+                return DeliveryResult(wait=seconds)
             wanted = min(wanted, limiter.reserved)
         limit = budget.reserve(wanted)
         if not limit:
             # Other workers have reserved the rest of `max_messages`.
-            return Round(wait=self._state.limits.stop_delay)
-        tally, published = Delivered()
+            return DeliveryResult(wait=self._state.limits.stop_delay)
+        result = DeliveryResult()
         try:
-            tally, published = self._deliverer.deliver(limit)
+            result = self._deliverer.deliver(limit)
         except RelayUnavailable as error:
-            return Round(publisher_outage=str(error), looked=True)
+            return DeliveryResult(outage=self._phases.outage(str(error)), looked=True)
         finally:
-            budget.release(self._publisher.alias, limit, tally)
+            budget.release(self._publisher.alias, limit, result.tally)
         if limiter is not None:
-            limiter.note(tally.claimed, tally.settled)
-        outage = tally.outage or ("" if tally.claimed else self._phases.refusals.reason)
-        return Round(tally, outage, prepared=self._prepares, looked=True, published=published)
+            limiter.note(result.tally.claimed, result.tally.settled)
+        outage = result.outage
+        if not result.tally.claimed and (reason := self._phases.refusals.reason):
+            outage = self._phases.outage(reason)
+        return result._replace(outage=outage, prepared=self._prepares, looked=True)
 
 
 def make_deliverer(
@@ -198,8 +160,6 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     return StreamFirst(table, StreamReader(table, streams=streams, only_from_table=only_from_table, log=log))
 
 
-def unavailable(publisher_alias: str, outage: str) -> RelayUnavailable:
+def unavailable(publisher_alias: str, outage: Outage) -> RelayUnavailable:
     """Return the error for a publisher that could not deliver."""
-    return RelayUnavailable(
-        f"The publisher {publisher_alias!r} could not deliver: {outage}. Its messages are still pending."
-    )
+    return RelayUnavailable(f"{outage}. The messages of publisher {publisher_alias!r} are still pending.")

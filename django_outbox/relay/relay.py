@@ -82,7 +82,6 @@ class Relay:
         self._aliases = [publisher.alias for publisher in self.publishers]
         self._stop_timeout = stop_timeout
         outages, database_calls = Outages(), DatabaseCalls()
-        names = {publisher.alias: publisher.broker_name for publisher in self.publishers}
         self._state = RelayState(
             using=self.using,
             settings=settings,
@@ -90,7 +89,7 @@ class Relay:
             batch_sizes={each.alias: _choose_batch_size(each, batch_size, settings) for each in self.publishers},
             poll_interval=poll_interval or settings.poll_interval,
             budget=Budget(self._aliases, max_messages, settings.batch_bytes),
-            breakers=Breakers(self.using, self._aliases, limits, outages=outages, broker_names=names),
+            breakers=Breakers(self.using, self._aliases, limits, outages=outages),
             outages=outages,
             pauses=Pauses(
                 self.using,
@@ -266,8 +265,8 @@ class Relay:
                 self._state.pause(result.wait)
         finally:
             delivery.close()
-        if result.outage:
-            raise unavailable(publisher.alias, result.outage)
+        if result.obstacle:
+            raise unavailable(publisher.alias, result.obstacle)
 
     def _for_each_worker(self, work: Callable[[Publisher], None]) -> list[Callable[[], None]]:
         return [partial(work, publisher) for publisher in self.publishers for _ in range(self.workers)]
@@ -289,7 +288,7 @@ class Relay:
         state, interval = self._state, self._state.limits.watch_interval
         with watching(
             state.database_calls,
-            lambda reason: state.outages.note(state.database_subject, reason, interval),
+            lambda reason: state.outages.note(Outage(state.database_subject, reason), interval),
             interval=interval,
             patience=state.limits.hang_patience,
         ):

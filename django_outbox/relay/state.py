@@ -42,7 +42,6 @@ class Tally:
         blocked: returned as they were for any other reason: their type is paused, an earlier message of their key was
             not accepted, another transaction was in the way, or the relay is stopping or late.
         unreadable: rows that failed without having been published, because they are not messages.
-        outage: the reason given for the first unanswered message of the last batch that had any.
     """
 
     claimed: int = 0
@@ -53,7 +52,6 @@ class Tally:
     unanswered: int = 0
     blocked: int = 0
     unreadable: int = 0
-    outage: str = ""
 
     @property
     def answered(self) -> bool:
@@ -75,7 +73,6 @@ class Tally:
             self.unanswered + other.unanswered,
             self.blocked + other.blocked,
             self.unreadable + other.unreadable,
-            other.outage or self.outage,
         )
 
 

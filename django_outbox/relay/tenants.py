@@ -22,6 +22,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, Programmi
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.exceptions import OutboxError
+from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import RelayReporter
 from django_outbox.relay.state import Budget, Refusals, RelayState, Turns
@@ -29,6 +30,7 @@ from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.worker import RunningWorker
 from django_outbox.retention.purge import Purger
 from django_outbox.service.heartbeats import REPORT_INTERVAL, Reporter
+from django_outbox.service.outages import Outage
 from django_outbox.service.running import note_crash, restart_on_crash
 from django_outbox.stores import get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -73,7 +75,7 @@ class SchemaState(RelayState):
         aliases, limits = [*whole.batch_sizes], whole.limits
         own: dict[str, Any] = {
             "budget": Budget(aliases, None, whole.settings.batch_bytes, whole=whole.budget),
-            "breakers": whole.breakers.anew(limits),
+            "breakers": Breakers(whole.using, aliases, limits, outages=whole.outages),
             "pauses": Pauses(
                 whole.using,
                 aliases,
@@ -235,7 +237,7 @@ class Tenants:
         except OutboxError as error:
             # For example, its table is missing.
             self._drop(schema, workers)
-            self._state.outages.note(_subject(name), describe(error), limits.tenant_interval)
+            self._state.outages.note(Outage(_subject(name), describe(error)), limits.tenant_interval)
             return limits.tenant_interval
         except BaseException as error:
             self._drop(schema, workers)
@@ -270,7 +272,7 @@ class Tenants:
                         self._look()
                     state.outages.end(subject)
                 except Exception as error:
-                    state.outages.note(subject, describe(error), state.poll_interval)
+                    state.outages.note(Outage(subject, describe(error)), state.poll_interval)
                     listed_at = -math.inf
                     with suppress(Exception):
                         connections[state.using].close()
@@ -287,7 +289,7 @@ class Tenants:
             found = {name: tenant for name, tenant in found.items() if name in self._names}
             for name in self._names - found.keys():
                 reason = "there is no tenant with it, or it has no table of the outbox"
-                self._state.outages.note(_subject(name), reason, self._state.limits.tenant_interval)
+                self._state.outages.note(Outage(_subject(name), reason), self._state.limits.tenant_interval)
         for name, schema in [*self._schemas.items()]:
             # A tenant may have been created again.
             if name not in found or found[name].pk != schema.tenant.pk:
@@ -302,7 +304,7 @@ class Tenants:
         if found or self._names:
             self._state.outages.end(ANY_SCHEMA)
         else:
-            self._state.outages.note(ANY_SCHEMA, NO_SCHEMA, self._state.limits.tenant_interval)
+            self._state.outages.note(Outage(ANY_SCHEMA, NO_SCHEMA), self._state.limits.tenant_interval)
         self._channels = {having[name]: name for name in self._schemas}
         self._unreadable = set()
         # What the look does not find: messages that are left in a stream.

@@ -5,9 +5,11 @@ import time
 from typing import ClassVar
 
 from django_outbox.brokers.publisher import Publisher
+from django_outbox.relay.batch import DeliveryResult
 from django_outbox.relay.breakers import Permit
-from django_outbox.relay.delivery import Delivery, Round, make_source, unavailable
+from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.state import RelayState
+from django_outbox.service.outages import Outage
 from django_outbox.service.running import restart_on_crash
 
 
@@ -30,7 +32,7 @@ class Worker(abc.ABC):
         self._delivered = 0
         self._empty_claims = 0
         self._database_failures = 0
-        self._database_outage = ""
+        self._database_outage: Outage | None = None
 
     def work(self) -> None:
         try:
@@ -60,38 +62,38 @@ class Worker(abc.ABC):
         permit = self._state.breakers.admit(self._alias, self._state.batch_sizes[self._alias])
         if permit is None:
             return self._on_open_breaker()
-        result = self._run_round(permit)
+        result = self._run(permit)
         self._note(result)
         if result.tally.claimed == permit.size:
             # There is more, and another worker may be asleep.
             self._state.wake_ups.wake([self._alias])
         if result.database_outage:
-            return self._on_database_outage()
+            return self._on_database_outage(result.database_outage)
         return self._on_nothing_due() if self._is_idle(result) else result.wait
 
-    def _is_idle(self, result: Round) -> bool:
+    def _is_idle(self, result: DeliveryResult) -> bool:
         """Return whether to wait before the next claim."""
         return result.found_nothing
 
-    def _run_round(self, permit: Permit) -> Round:
-        result = Round()
+    def _run(self, permit: Permit) -> DeliveryResult:
+        result = DeliveryResult()
         try:
             result = self._delivery.run(permit.size)
         finally:
             self._state.breakers.note(
                 self._alias,
                 permit,
-                outage=result.publisher_outage,
+                outage=result.outage,
                 delivered=result.tally.processed > 0,
                 responds=result.broker_responds,
                 published=result.published,
                 unsettled=result.unsettled,
             )
-        if result.outage and not result.tally.answered:
+        if result.obstacle and not result.tally.answered:
             self._source.rewind()
         return result
 
-    def _note(self, result: Round) -> None:
+    def _note(self, result: DeliveryResult) -> None:
         self._delivered += result.tally.processed
         self._empty_claims = self._empty_claims + 1 if result.found_nothing else int(self._is_idle(result))
         self._database_failures = self._database_failures + 1 if result.database_outage else 0
@@ -105,10 +107,9 @@ class Worker(abc.ABC):
     def _on_pause(self) -> float:
         return self._limits.pause_interval
 
-    def _on_database_outage(self) -> float:
+    def _on_database_outage(self, outage: Outage) -> float:
         seconds = self._limits.database_wait.after(self._database_failures)
-        reason = self._database_outage.removeprefix(f"database {self._state.using!r}: ")
-        self._state.outages.note(self._database, reason, seconds)
+        self._state.outages.note(outage, seconds)
         return seconds
 
     def _pause(self, seconds: float) -> None:
@@ -130,7 +131,7 @@ class RunningWorker(Worker):
     def _is_done(self) -> bool:
         return self._state.is_done()
 
-    def _is_idle(self, result: Round) -> bool:
+    def _is_idle(self, result: DeliveryResult) -> bool:
         return result.found_nothing or (result.settled_all and self._source.caught_up)
 
     def _on_nothing_due(self) -> float:
@@ -168,7 +169,7 @@ class DrainingWorker(Worker):
                 an outage when the time ran out.
         """
         super().work()
-        outage = self._database_outage or self._state.breakers.reason(self._alias)
+        outage = self._database_outage or self._state.breakers.find_outage(self._alias)
         if outage and not self._drained and not self._delivered and not self._state.is_done():
             # An outage must not look like success.
             raise unavailable(self._alias, outage)
@@ -182,8 +183,8 @@ class DrainingWorker(Worker):
         self._source.sweep_next()
         return self._limits.first_idle_wait if self._source.complete and not self._drained else 0.0
 
-    def _run_round(self, permit: Permit) -> Round:
-        result = super()._run_round(permit)
+    def _run(self, permit: Permit) -> DeliveryResult:
+        result = super()._run(permit)
         if not self._state.is_done():
             self._require_broker()
         return result
@@ -194,17 +195,18 @@ class DrainingWorker(Worker):
         return super()._on_open_breaker()
 
     def _require_broker(self) -> None:
-        if self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
-            raise unavailable(self._alias, self._state.breakers.reason(self._alias))
+        outage = self._state.breakers.find_outage(self._alias)
+        if outage and self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
+            raise unavailable(self._alias, outage)
 
     def _on_pause(self) -> float:
         self._drained = True
         return 0.0
 
-    def _on_database_outage(self) -> float:
+    def _on_database_outage(self, outage: Outage) -> float:
         if self._database_failures >= self._limits.drain_patience:
-            raise unavailable(self._alias, self._database_outage)
-        return super()._on_database_outage()
+            raise unavailable(self._alias, outage)
+        return super()._on_database_outage(outage)
 
     def _pause(self, seconds: float) -> None:
         super()._pause(min(seconds, self._deadline - time.monotonic()))

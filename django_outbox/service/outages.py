@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from django_outbox.retry import Backoff
 from django_outbox.utils.logs import logger
@@ -18,7 +18,7 @@ class Outage:
 
     Args:
         subject: its name in the log: "Publisher 'default'".
-        name: its shortest name: "default: RabbitMQ".
+        name: its shortest name: "default: RabbitMQ"; the subject if it is empty.
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
         next_try: when it is tried again, on the monotonic clock.
@@ -27,17 +27,28 @@ class Outage:
     """
 
     subject: str
-    name: str
     reason: str
-    since: datetime.datetime
-    began: float
-    next_try: float
+    name: str = ""
+    since: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc))
+    began: float = 0.0
+    next_try: float = 0.0
     crashes: int = 0
     until: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.subject)
+
+    def __str__(self) -> str:
+        return f"{self.subject} is {self.state}: {self.reason.rstrip('.')}"
 
     @property
     def state(self) -> str:
         return f"crashed {counted(self.crashes, 'time')}" if self.crashes else "unavailable"
+
+    def continuing(self, before: "Outage | None") -> "Outage":
+        """Return it with the beginning of an earlier one, if there is one."""
+        return self if before is None else replace(self, since=before.since, began=before.began)
 
 
 class Outages:
@@ -61,24 +72,20 @@ class Outages:
         worst = {outage.subject: outage for outage in sorted(found, key=lambda outage: outage.crashes)}
         return sorted(worst.values(), key=lambda outage: outage.began)
 
-    def note(self, subject: str, reason: str, seconds: float, *, name: str = "") -> None:
+    def note(self, outage: Outage, seconds: float) -> None:
         """Note a failed attempt, `seconds` before the next one. The first one of an outage is logged."""
         now = self._clock()
         with self._lock:
-            before = self._current.get((subject, 0))
-            if before is None:
-                since = datetime.datetime.now(datetime.timezone.utc)
-                self._current[subject, 0] = Outage(subject, name or subject, reason, since, now, now + seconds)
-            else:
-                self._current[subject, 0] = replace(before, reason=reason, next_try=now + seconds)
+            before = self._current.get((outage.subject, 0))
+            found = replace(outage, began=now, next_try=now + seconds)
+            self._current[outage.subject, 0] = found.continuing(before)
         if before is None:
             logger.warning(
-                "%s is unavailable: %s. Trying again until it responds.",
-                subject,
-                reason.rstrip("."),
+                "%s. Trying again until it responds.",
+                str(outage),
                 event="outage.began",
-                subject=subject,
-                reason=reason,
+                subject=outage.subject,
+                reason=outage.reason,
             )
 
     def note_crash(self, subject: str, reason: str, wait: Backoff) -> float:
@@ -90,8 +97,7 @@ class Outages:
         with self._lock:
             before = self._current.get(key)
             if before is None or before.until <= now:
-                since = datetime.datetime.now(datetime.timezone.utc)
-                before = Outage(subject, subject, reason, since, now, now)
+                before = Outage(subject, reason, began=now)
             crashes = before.crashes + 1
             seconds = wait.after(crashes)
             self._current[key] = replace(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_outbox.service.outages import Outages
+from django_outbox.service.outages import Outage, Outages
 from django_outbox.utils.logs import logger
 from tests.support.project_files import ROOT
 
@@ -62,7 +62,7 @@ def test_each_line_of_the_log_has_an_event():
 
 
 def test_an_outage_can_be_read_from_the_fields(caplog: pytest.LogCaptureFixture):
-    Outages().note("Publisher 'default'", "connection refused\nfor the second time", 1.0)
+    Outages().note(Outage("Publisher 'default'", "connection refused\nfor the second time"), 1.0)
     [record] = caplog.records
     fields: dict[str, Any] = vars(record)
     assert (fields["event"], fields["publisher"]) == ("outage.began", "default")
@@ -79,7 +79,7 @@ def test_the_formatter_of_the_docs_writes_the_fields_as_json():
     handler.emit = lambda record: written.append(names["JSONFormatter"]().format(record))  # type: ignore[method-assign]
     logger.logger.addHandler(handler)
     try:
-        Outages().note("Database 'default'", "gone", 1.0)
+        Outages().note(Outage("Database 'default'", "gone"), 1.0)
     finally:
         logger.logger.removeHandler(handler)
     line = json.loads(written[0])

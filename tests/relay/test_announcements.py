@@ -14,7 +14,7 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import Message, Outcome, retry_later, unanswered
 from django_outbox.relay import Limits, Relay
 from django_outbox.service.announcements import Life, announcing
-from django_outbox.service.outages import Outages
+from django_outbox.service.outages import Outage, Outages
 from django_outbox.service.state import ServiceLimits, ServiceState
 from tests.conftest import ALIASES
 from tests.support.databases import end_other_sessions
@@ -186,10 +186,10 @@ def test_a_publisher_that_cannot_describe_itself_does_not_keep_the_relay_from_st
 def test_an_outage_keeps_its_begin_and_takes_the_last_reason_and_the_next_try():
     clock = Clock()
     outages = Outages(clock)
-    outages.note("Database 'a'", "refused", 1.0)
+    outages.note(Outage("Database 'a'", "refused"), 1.0)
     clock.now = 5.0
-    outages.note("Publisher 'b'", "lost", 2.0, name="RabbitMQ")
-    outages.note("Database 'a'", "too many connections", 3.0)
+    outages.note(Outage("Publisher 'b'", "lost", "RabbitMQ"), 2.0)
+    outages.note(Outage("Database 'a'", "too many connections"), 3.0)
     first, second = outages.current
     assert (first.reason, first.began, first.next_try, first.name) == ("too many connections", 0.0, 8.0, "Database 'a'")
     assert (second.subject, second.name) == ("Publisher 'b'", "RabbitMQ")

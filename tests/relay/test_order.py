@@ -15,7 +15,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_l
 from django_outbox.relay import Relay
 from django_outbox.relay.breakers import Breakers
 from django_outbox.retry import Backoff
-from django_outbox.service.outages import Outages
+from django_outbox.service.outages import Outage, Outages
 from django_outbox.signals import breaker_changed
 from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
@@ -148,7 +148,8 @@ def test_the_breakers_changes_are_signalled_in_their_order(changes: list[dict[st
     permit = breakers.admit("default", 1)
     assert permit is not None
     threads = Threads()
-    threads.start(partial(breakers.note, "default", permit, outage="down"), name="opens")
+    outage = Outage("Publisher 'default'", "down")
+    threads.start(partial(breakers.note, "default", permit, outage=outage), name="opens")
     eventually(lambda: breakers.describe("default")["state"] == "open")
     threads.start(partial(breakers.admit, "default", 1), name="tries")
     eventually(lambda: breakers.describe("default")["state"] == "half-open")
@@ -172,7 +173,7 @@ def test_a_receiver_that_takes_long_holds_up_no_other_worker(changes: list[dict[
     def open_breaker(publisher: str) -> None:
         permit = breakers.admit(publisher, 1)
         assert permit is not None
-        breakers.note(publisher, permit, outage="down")
+        breakers.note(publisher, permit, outage=Outage(f"Publisher {publisher!r}", "down"))
 
     breaker_changed.connect(receive)
     try:

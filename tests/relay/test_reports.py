@@ -18,7 +18,8 @@ from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
 from django_outbox.monitoring import Level
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Limits, Relay
-from django_outbox.relay.delivery import Delivery, Round
+from django_outbox.relay.batch import DeliveryResult
+from django_outbox.relay.delivery import Delivery
 from django_outbox.retry import Backoff
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.process import name_process
@@ -207,7 +208,7 @@ def test_crashes_of_several_workers_do_not_add_up(using: str, monkeypatch: pytes
     crashed: set[int] = set()
     run = Delivery.run
 
-    def crash_once(delivery: Delivery, wanted: int) -> Round:
+    def crash_once(delivery: Delivery, wanted: int) -> DeliveryResult:
         if get_ident() in crashed:
             return run(delivery, wanted)
         crashed.add(get_ident())

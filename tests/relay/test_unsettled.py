@@ -191,7 +191,7 @@ def test_a_server_that_restarts_once_costs_no_wait(locking: str, scripted: Scrip
         relay = start()
         eventually(lambda: relay.tally.processed == 3)
         assert max(counted(scripted).values()) == 2
-        assert relay._state.breakers.reason("default") == ""
+        assert relay._state.breakers.find_outage("default") is None
 
 
 def test_a_drain_does_not_publish_a_third_time(locking: str, scripted: Script):
@@ -269,7 +269,7 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
             assert "frozen by accounting" in failed.error
         else:
             # The circuit breaker closes while others are delivered.
-            eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
+            eventually(lambda: "frozen by accounting" in str(relay._state.breakers.find_outage("default")))
     assert max(counted(scripted).values()) <= 2
     assert "Database" not in caplog.text
 
@@ -295,7 +295,7 @@ def test_a_handled_row_that_cannot_be_settled_stops_no_other(locking: str, refus
                 eventually(lambda: messages.get(id=ids[2]).failed_at)
                 assert "frozen by accounting" in messages.get(id=ids[2]).error
             else:
-                eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
+                eventually(lambda: "frozen by accounting" in str(relay._state.breakers.find_outage("default")))
             late = put(3, locking, first=20)
             eventually(lambda: messages.processed().filter(id__in=late).count() == 3)
 

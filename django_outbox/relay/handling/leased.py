@@ -14,7 +14,7 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.transactions import is_private, is_usable
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
-from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
+from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
 from django_outbox.relay.handling.savepoints import Savepoints, TransactionLost, refresh_other_connections
 from django_outbox.relay.sources import Source
@@ -51,7 +51,7 @@ class LeasedDeliverer:
         self._publisher = publisher
         self._savepoints = Savepoints(phases, publisher)
 
-    def deliver(self, limit: int) -> Delivered:
+    def deliver(self, limit: int) -> DeliveryResult:
         """Deliver a message. Raises what `Phases.claim` raises."""
         source = self._phases.source
         refresh_other_connections(source.using)
@@ -75,7 +75,7 @@ class LeasedDeliverer:
                 refused += Tally(claimed=1, blocked=1)
                 continue
             if not batch.messages:
-                return Delivered(refused + batch.tally)
+                return DeliveryResult(refused + batch.tally)
             if lease is None:
                 # Another relay works on the key of this message.
                 passed_over += 1
@@ -83,8 +83,8 @@ class LeasedDeliverer:
             with _Keeper(lease, batch.messages[0], self._publisher.alias, source) as keeper:
                 is_settled = self._handle(batch, keeper)
             tally = batch.tally if is_settled else Tally(claimed=1, blocked=1)
-            return Delivered(refused + tally, batch.published)
-        return Delivered(refused)
+            return DeliveryResult(refused + tally, batch.published)
+        return DeliveryResult(refused)
 
     def _handle(self, batch: Batch, keeper: "_Keeper") -> bool:
         """Let the publisher handle a message, and store its result. Return whether that was done.

@@ -11,7 +11,7 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import is_usable
 from django_outbox.messages import Message, OutcomeKind
-from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
+from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
 from django_outbox.relay.handling.savepoints import Conflict, Savepoints, TransactionLost, refresh_other_connections
 from django_outbox.relay.state import MAX_TURN, Tally, Turns
@@ -60,7 +60,7 @@ class TransactionalDeliverer:
         # The last message of which the database refused every new state:
         self._unsettled: int | None = None
 
-    def deliver(self, limit: int) -> Delivered:
+    def deliver(self, limit: int) -> DeliveryResult:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
         refresh_other_connections(self._phases.source.using)
         source = self._phases.source
@@ -84,7 +84,9 @@ class TransactionalDeliverer:
                 break
             if message.key and not single.tally.processed:
                 blocked.add(message.key)
-            done = Delivered(done.tally + single.tally, [*done.published, *single.published])
+            done = DeliveryResult(
+                done.tally + single.tally, [*done.published, *single.published], single.outage or done.outage
+            )
         return done
 
     def _run_batch(self, claiming: AbstractContextManager[Claim]) -> "_Run":
@@ -103,12 +105,12 @@ class TransactionalDeliverer:
             conflict = Conflict(lost.message, lost.error)
             self._phases.source.rewind()
             self._back_off(conflict, len(batch.published))
-            return _Run(Delivered(), batch.published[:1], conflict)
+            return _Run(DeliveryResult(), batch.published[:1], conflict)
         except Unsettled as unsettled:
             return self._find_suspects(unsettled)
         if conflict is not None:
             self._back_off(conflict, len(batch.published))
-        return _Run(Delivered(batch.tally, batch.published), conflict=conflict)
+        return _Run(batch.result, conflict=conflict)
 
     def _claim(self, claiming: AbstractContextManager[Claim]) -> AbstractContextManager[Batch]:
         return self._phases.claim(self._savepoints.committing(claiming))
@@ -182,9 +184,9 @@ class TransactionalDeliverer:
             reason=describe(unsettled.error),
         )
         self._phases.source.rewind()
-        return _Run(Delivered(), published)
+        return _Run(DeliveryResult(), published)
 
-    def _settle_lost(self, lost: TransactionLost) -> Delivered:
+    def _settle_lost(self, lost: TransactionLost) -> DeliveryResult:
         """Settle the message that was in hand when the transaction was lost.
 
         If that is lost, too, it is settled once more, without the publisher. A message that refuses even that is not
@@ -216,9 +218,9 @@ class TransactionalDeliverer:
                 raise
             self._savepoints.forget_connection()
             self._phases.refuse({lost.message.id: describe(unsettled.error)})
-            return Delivered(Tally(claimed=1, blocked=1))
+            return DeliveryResult(Tally(claimed=1, blocked=1))
 
-    def _settle_alone(self, lost: TransactionLost) -> Delivered:
+    def _settle_alone(self, lost: TransactionLost) -> DeliveryResult:
         deadline = time.monotonic() + LOCK_PATIENCE
         while True:
             with self._claim(self._phases.source.claim_one(lost.message)) as batch:
@@ -228,7 +230,7 @@ class TransactionalDeliverer:
                 elif batch.rows:
                     batch.settle(Decisions.none(0))
             if batch.rows or time.monotonic() >= deadline:
-                return Delivered(batch.tally, batch.published)
+                return batch.result
             # The server may not have ended the lost session yet, which holds the message.
             time.sleep(LOCK_INTERVAL)
 
@@ -246,7 +248,7 @@ class _Run(NamedTuple):
         conflict: why it ended early.
     """
 
-    delivered: Delivered
+    delivered: DeliveryResult
     suspects: Sequence[Message] = ()
     conflict: Conflict | None = None
 

@@ -5,7 +5,7 @@ from typing import cast
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
-from django_outbox.relay.batch import Batch, Delivered, Phases, Unsettled
+from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions, decide
 from django_outbox.relay.sending.isolation import isolate
 
@@ -17,7 +17,7 @@ class BrokerDeliverer:
         self._phases = phases
         self._is_careful = False
 
-    def deliver(self, limit: int) -> Delivered:
+    def deliver(self, limit: int) -> DeliveryResult:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
         try:
             with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
@@ -27,7 +27,7 @@ class BrokerDeliverer:
             # One row of the next batch may be to blame.
             self._is_careful = True
             raise
-        return Delivered(batch.tally, batch.published)
+        return batch.result
 
     def _publish(self, batch: Batch) -> Decisions:
         source, messages, publisher = self._phases.source, batch.messages, self._phases.publisher
