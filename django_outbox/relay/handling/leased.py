@@ -1,10 +1,9 @@
 """Deliver messages one at a time, each outside of a transaction, under a lease that is renewed while the work lasts."""
 
-import math
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -14,9 +13,15 @@ from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.transactions import is_private, is_usable
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
-from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
+from django_outbox.relay.batch import Batch, DeliveryResult, Phases
 from django_outbox.relay.decisions import Decisions
-from django_outbox.relay.handling.savepoints import Savepoints, TransactionLost, refresh_other_connections
+from django_outbox.relay.handling.savepoints import (
+    RETRY_INTERVAL,
+    Result,
+    Savepoints,
+    TransactionLost,
+    refresh_other_connections,
+)
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Tally
 from django_outbox.stores import Lease
@@ -27,15 +32,8 @@ from django_outbox.utils.threads import like_caller, own_connection
 MAX_PASSED_OVER = 10
 """Maximum number of messages that one call passes over because they cannot be leased."""
 
-MAX_REFUSALS = 4
-"""Maximum number of new states of a message that the database may refuse in a row: of its result, of a lost
-transaction, of a lost attempt to deal with that, and of the failure that nothing else is written with."""
-
 RENEWALS = 3
 """Number of renewals in the time that a lease lasts."""
-
-RETRY_INTERVAL = 1.0
-"""Seconds between two attempts to renew a lease, or to settle a message, while the database is unavailable."""
 
 
 class LeasedDeliverer:
@@ -81,54 +79,25 @@ class LeasedDeliverer:
                 passed_over += 1
                 continue
             with _Keeper(lease, batch.messages[0], self._publisher.alias, source) as keeper:
-                is_settled = self._handle(batch, keeper)
-            tally = batch.tally if is_settled else Tally(claimed=1, blocked=1)
-            return DeliveryResult(refused + tally, batch.published)
+                result = self._handle(batch, keeper)
+            return result._replace(tally=refused + result.tally)
         return DeliveryResult(refused)
 
-    def _handle(self, batch: Batch, keeper: "_Keeper") -> bool:
-        """Let the publisher handle a message, and store its result. Return whether that was done.
+    def _handle(self, batch: Batch, keeper: "_Keeper") -> DeliveryResult:
+        """Let the publisher handle a message, and store its result.
 
         Raises:
             Unsettled: the database is unavailable, and the lease may have ended.
         """
-        message, failures, refusals, deadline = keeper.message, 0, 0, math.inf
         if self._phases.is_stopping() or not keeper.keep():
             self._phases.source.rewind()
-            return False
+            return DeliveryResult(Tally(claimed=1, blocked=1))
         batch.published = batch.messages
-        result = self._work(message)
-        while refusals < MAX_REFUSALS:
-            try:
-                self._store(batch, keeper, result)
-            except (Unsettled, TransactionLost) as failure:
-                is_outage = isinstance(failure, Unsettled) and may_pass(failure.error)
-                if self._savepoints.connection.in_atomic_block:
-                    raise
-                if is_outage and failures:
-                    is_late = keeper.lease.may_have_ended or time.monotonic() > deadline
-                    if is_late or self._phases.is_stopping():
-                        raise
-                    time.sleep(RETRY_INTERVAL)
-                deadline = min(deadline, time.monotonic() + keeper.lease.seconds)
-                reason = describe(failure.error)
-                logger.warning(
-                    "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",
-                    event="relay.result_not_stored",
-                    publisher=self._publisher.alias,
-                    id=message.id,
-                    reason=reason,
-                )
-                result = _after(result, failure, message, is_first=not failures)
-            else:
-                return True
-            failures += 1
-            refusals += not is_outage
-            self._savepoints.forget_connection()
-        self._phases.refuse({message.id: reason})
-        return False
+        result = self._work(keeper.message)
+        write = partial(self._store, batch, keeper)
+        return self._savepoints.settle(keeper.message, result, write, patience=keeper.lease.seconds)
 
-    def _work(self, message: Message) -> Outcome | TransactionLost:
+    def _work(self, message: Message) -> Result:
         """Let the publisher handle a message."""
         connection = self._savepoints.connection
         nested = connection.in_atomic_block
@@ -143,7 +112,7 @@ class LeasedDeliverer:
             outcome = read_outcome(retry_later("the handler has left a transaction open, which was rolled back"))
         return outcome
 
-    def _store(self, batch: Batch, keeper: "_Keeper", result: Outcome | TransactionLost) -> None:
+    def _store(self, batch: Batch, keeper: "_Keeper", result: Result) -> DeliveryResult:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         message, source = keeper.message, self._phases.source
         with keeper.pausing() as lease:
@@ -160,25 +129,11 @@ class LeasedDeliverer:
                     decisions = Decisions.none(1)
                 batch.settle(decisions)
         keeper.has_ended = True
+        return batch.result
 
     def _record_success(self, message: Message, using: str) -> Outcome:
         self._publisher.record_success(message, using)
         return ACCEPTED
-
-
-def _after(
-    result: Outcome | TransactionLost, failure: Unsettled | TransactionLost, message: Message, *, is_first: bool
-) -> Outcome | TransactionLost:
-    """Return what to store if a result could not be stored."""
-    if may_pass(failure.error) and (is_first or isinstance(failure, Unsettled)):
-        return result
-    if isinstance(failure, TransactionLost):
-        # What the publisher writes about its result may end the session each time.
-        return failure
-    # What it wrote about its result, or about that failure, cannot be committed.
-    if isinstance(result, TransactionLost):
-        return result.again(failure.error)
-    return TransactionLost(message, failure.error)
 
 
 class _Keeper:

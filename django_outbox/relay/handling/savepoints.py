@@ -11,7 +11,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.db.transactions import Savepoint, TransactionBroken
+from django_outbox.db.errors import may_pass
+from django_outbox.db.transactions import Savepoint, TransactionBroken, is_usable
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.publisher import NotRun, finish
 from django_outbox.messages import (
@@ -24,11 +25,15 @@ from django_outbox.messages import (
     retry_later,
     set_aside,
 )
-from django_outbox.relay.batch import Phases
+from django_outbox.relay.batch import DeliveryResult, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions, decide
+from django_outbox.relay.state import Tally
 from django_outbox.stores import Claim, Store, get_store
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe, is_interrupt, raise_interrupt
+
+RETRY_INTERVAL = 1.0
+"""Seconds between two attempts to renew a lease, or to settle a message, while the database is unavailable."""
 
 FIRST_DELAY = 1.0
 """Seconds until a message is retried after a lost transaction that was not counted."""
@@ -82,6 +87,10 @@ class TransactionLost(Exception):
         return TransactionLost(self.message, error, self.attempted or retry_later(describe(self.error)))
 
 
+Result = Outcome | TransactionLost
+"""The result of the work on a message."""
+
+
 class Conflict(Exception):
     """Another transaction was in the way of a message. What was written for it is rolled back."""
 
@@ -113,6 +122,58 @@ class Savepoints:
     def store(self) -> Store:
         return get_store(self.connection)
 
+    def settle(
+        self, message: Message, result: Result, write: Callable[[Result], DeliveryResult], patience: float = 0.0
+    ) -> DeliveryResult:
+        """Write the new state of a message, given the result of the work on it.
+
+        If the database refuses what the publisher writes about the result, and then about that failure, it is left out.
+        A message that refuses even a state alone is not handled for a while.
+
+        Args:
+            patience: seconds for which it is repeated while the database is unavailable, unless the relay is stopping.
+
+        Raises:
+            Unsettled: the database is unavailable, or another transaction holds what the last attempt writes.
+        """
+        deadline, wait = time.monotonic() + patience, 0.0
+        while True:
+            try:
+                return write(result)
+            except (Unsettled, TransactionLost) as error:
+                failure = error
+            if self.connection.in_atomic_block:
+                raise failure
+            logger.warning(
+                "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",
+                event="relay.result_not_stored",
+                publisher=self.publisher.alias,
+                id=message.id,
+                reason=describe(failure.error),
+            )
+            lost = result if isinstance(result, TransactionLost) else None
+            is_bare = lost is not None and lost.attempted is not None
+            passes = isinstance(failure, Unsettled) and may_pass(failure.error)
+            if passes and time.monotonic() < deadline and not (wait and self.phases.is_stopping()):
+                time.sleep(wait)
+            elif passes and (is_bare or not is_usable(self.connection)):
+                raise failure
+            elif is_bare:
+                return self.refuse(message, failure.error)
+            elif isinstance(failure, Unsettled):
+                result = lost.again(failure.error) if lost else TransactionLost(message, failure.error)
+            elif lost or wait or not may_pass(failure.error):
+                # What the publisher writes about its result may end the session each time.
+                result = failure
+            wait = RETRY_INTERVAL
+            self.forget_connection()
+
+    def refuse(self, message: Message, error: BaseException) -> DeliveryResult:
+        """Do not handle a message for a while, because the database refuses every new state of it."""
+        self.forget_connection()
+        self.phases.refuse({message.id: describe(error)})
+        return DeliveryResult(Tally(claimed=1, blocked=1), [message])
+
     def forget_connection(self) -> None:
         """Close the connection, because what was done to it is unknown; the next query opens a new one."""
         if not self.connection.in_atomic_block:
@@ -122,7 +183,7 @@ class Savepoints:
         """Let the publisher handle a message, and decide its new state."""
         return self.decide(message, self.run(message, lambda using: self.publisher.handle(message, using)))
 
-    def decide(self, message: Message, result: Outcome | TransactionLost) -> Decisions:
+    def decide(self, message: Message, result: Result) -> Decisions:
         """Decide the new state of a message after an attempt; the publisher may deal with a failure.
 
         Raises:

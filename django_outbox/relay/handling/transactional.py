@@ -3,18 +3,24 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 from django.db import Error
 
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import is_usable
 from django_outbox.messages import Message, OutcomeKind
 from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
-from django_outbox.relay.handling.savepoints import Conflict, Savepoints, TransactionLost, refresh_other_connections
-from django_outbox.relay.state import MAX_TURN, Tally, Turns
+from django_outbox.relay.handling.savepoints import (
+    Conflict,
+    Result,
+    Savepoints,
+    TransactionLost,
+    refresh_other_connections,
+)
+from django_outbox.relay.state import MAX_TURN, Turns
 from django_outbox.retry import Backoff
 from django_outbox.stores import Claim
 from django_outbox.utils.logs import logger
@@ -57,7 +63,7 @@ class TransactionalDeliverer:
         self._turns = turns
         self._sizes = BatchSizes(turns)
         self._savepoints = Savepoints(phases, publisher, self._sizes.admit)
-        # The last message of which the database refused every new state:
+        # The last message that another transaction kept from every new state:
         self._unsettled: int | None = None
 
     def deliver(self, limit: int) -> DeliveryResult:
@@ -187,57 +193,38 @@ class TransactionalDeliverer:
         return _Run(DeliveryResult(), published)
 
     def _settle_lost(self, lost: TransactionLost) -> DeliveryResult:
-        """Settle the message that was in hand when the transaction was lost.
-
-        If that is lost, too, it is settled once more, without the publisher. A message that refuses even that is not
-        handled for a while.
-        """
+        """Settle the message that was in hand when the transaction was lost."""
+        message = lost.message
         logger.warning(
             "Publisher %(publisher)r: message %(id)d lost the transaction of its batch, which is rolled back: "
             "%(reason)s",
             event="relay.transaction_lost",
             publisher=self._publisher.alias,
-            id=lost.message.id,
+            id=message.id,
             reason=describe(lost.error),
         )
         self._phases.source.rewind()
         try:
-            return self._settle_alone(lost)
-        except TransactionLost as again:
-            lost = again
+            return self._savepoints.settle(message, lost, partial(self._settle_alone, message))
         except Unsettled as unsettled:
-            self._require_database(unsettled)
-            lost = lost.again(unsettled.error)
-        self._savepoints.forget_connection()
-        try:
-            return self._settle_alone(lost)
-        except Unsettled as unsettled:
-            self._require_database(unsettled)
-            before, self._unsettled = self._unsettled, lost.message.id
-            if may_pass(unsettled.error) and before != lost.message.id:
+            connection, before, self._unsettled = self._savepoints.connection, self._unsettled, message.id
+            if before != message.id or connection.in_atomic_block or not is_usable(connection):
                 raise
-            self._savepoints.forget_connection()
-            self._phases.refuse({lost.message.id: describe(unsettled.error)})
-            return DeliveryResult(Tally(claimed=1, blocked=1))
+            return self._savepoints.refuse(message, unsettled.error)
 
-    def _settle_alone(self, lost: TransactionLost) -> DeliveryResult:
+    def _settle_alone(self, message: Message, result: Result) -> DeliveryResult:
         deadline = time.monotonic() + LOCK_PATIENCE
         while True:
-            with self._claim(self._phases.source.claim_one(lost.message)) as batch:
+            with self._claim(self._phases.source.claim_one(message)) as batch:
                 if batch.messages:
                     batch.published = batch.messages
-                    batch.settle(self._savepoints.decide(lost.message, lost))
+                    batch.settle(self._savepoints.decide(message, result))
                 elif batch.rows:
                     batch.settle(Decisions.none(0))
             if batch.rows or time.monotonic() >= deadline:
                 return batch.result
             # The server may not have ended the lost session yet, which holds the message.
             time.sleep(LOCK_INTERVAL)
-
-    def _require_database(self, unsettled: Unsettled) -> None:
-        """Raise the exception again unless the database responds, so that the message is to blame."""
-        if self._savepoints.connection.in_atomic_block or not is_usable(self._savepoints.connection):
-            raise unsettled
 
 
 class _Run(NamedTuple):
