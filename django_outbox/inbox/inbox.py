@@ -18,7 +18,7 @@ from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState, name_reader
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import OutboxMessage
-from django_outbox.service.announcements import Life, announcing
+from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.service.outages import Outage
 from django_outbox.service.running import restart_on_crash, run_in_threads
@@ -70,7 +70,7 @@ class Inbox:
 
     @property
     def outages(self) -> list[Outage]:
-        return self._state.outages.current
+        return self._state.service.outages.current
 
     @property
     def paused(self) -> list[str]:
@@ -93,22 +93,32 @@ class Inbox:
             f"consumer {each.alias!r} ({each.source}) for publisher {each.publisher!r}" for each in self.consumers
         )
         setup, counts = ", ".join(consumers), lambda: asdict(self.tally)
-        life = Life("Inbox", setup, counts, busy="reading", idle="nothing received")
-        reporter = InboxReporter(self._state, self.consumers, "run" if self._is_endless else "drain")
+        announcement = Announcement(
+            "Inbox", setup, counts, busy="reading", idle="nothing received", find_obstacle=self._state.find_obstacle
+        )
+        reporter = Reporter(
+            self.using,
+            "run" if self._is_endless else "drain",
+            ConsumerReports(self._state, self.consumers).read,
+            service="inbox",
+            work="reading",
+            suffix=":inbox",
+        )
         works = [partial(self._read, consumer) for consumer in self.consumers]
-        with announcing(life, self._state), reporting(reporter, self._state.limits.report_patience), purging:
-            run_in_threads(works, "inbox", self._state, self._stop_timeout)
+        with announcing(announcement, self._state.service), reporting(reporter, self._state.limits), purging:
+            run_in_threads(works, "inbox", self._state.service, self._stop_timeout)
         return self.tally
 
     def stop(self) -> None:
         """Let `run` finish the current batches and return. Safe to call in a signal handler."""
-        self._state.stopping = True
+        self._state.service.stopping = True
 
     def _read(self, consumer: Consumer) -> None:
         state = self._state
         reader = partial(Reader, consumer, state)
         if self._is_endless:
-            restart_on_crash(lambda: reader().read(), name_reader(consumer.alias), state, state.limits.restart_wait)
+            wait = state.limits.restart_wait
+            restart_on_crash(lambda: reader().read(), name_reader(consumer.alias), state.service, wait)
         else:
             reader().read_until_idle()
 
@@ -126,21 +136,17 @@ class Inbox:
                 )
 
 
-class InboxReporter(Reporter):
-    """Writes the reports of one inbox: that it is alive, and the counts of its consumers."""
+class ConsumerReports:
+    """Reads the states and the recent counts of the consumers of an inbox."""
 
-    subject = "inbox"
-    work = "reading"
-    suffix = ":inbox"
-
-    def __init__(self, state: InboxState, consumers: Sequence[Consumer], mode: str) -> None:
-        super().__init__(state.using, mode, state.limits.report_pace)
+    def __init__(self, state: InboxState, consumers: Sequence[Consumer]) -> None:
         self._state = state
         self._consumers = consumers
-        self._before = deque([(time.monotonic(), self._read())])
+        self._before = deque([(time.monotonic(), self._read_tallies())])
 
-    def write(self, *, last: bool) -> None:
-        now, tallies = time.monotonic(), self._read()
+    def read(self) -> dict[str, Any]:
+        """Return the fields of the inbox's heartbeat."""
+        now, tallies = time.monotonic(), self._read_tallies()
         self._before.append((now, tallies))
         # The oldest one that is kept is at the beginning of the period, or before it.
         while len(self._before) > 1 and self._before[1][0] <= now - PERIOD:
@@ -148,9 +154,9 @@ class InboxReporter(Reporter):
         earlier = self._before[0][1]
         counts = {alias: tally - earlier[alias] for alias, tally in tallies.items()}
         states = {each.alias: self._describe(each, counts[each.alias]) for each in self._consumers}
-        self.write_heartbeat({"workers": len(self._consumers), "publishers": {}, "consumers": states}, last=last)
+        return {"workers": len(self._consumers), "publishers": {}, "consumers": states}
 
-    def _read(self) -> dict[str, InboxTally]:
+    def _read_tallies(self) -> dict[str, InboxTally]:
         return {each.alias: self._state.tally_of(each.alias) for each in self._consumers}
 
     def _describe(self, consumer: Consumer, counts: InboxTally) -> dict[str, Any]:

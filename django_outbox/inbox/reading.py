@@ -32,7 +32,7 @@ class Reader:
         self._state = state
         self._limits = state.limits
         self._name = name_consumer(consumer.alias)
-        self._database = state.database_subject
+        self._database = state.service.database_subject
         self._storing = Storing(StoringOptions.of(consumer), state.using)
         self._models = [OutboxMessage, HandledMessage] if consumer.remember else [OutboxMessage]
         self._counts = Throttle(min_interval=self._limits.backlog_interval)
@@ -73,10 +73,10 @@ class Reader:
 
     def _read_batch(self) -> None:
         self._use_database(self._count_backlog)
-        if self._state.stopping:
+        if self._state.service.stopping:
             return
         if self._is_backlog_too_large:
-            self._state.pause(self._limits.backlog_interval)
+            self._state.service.pause(self._limits.backlog_interval)
             return
         self._open()
         batch = self._consumer.receive(self._limits.receive_time)
@@ -115,7 +115,7 @@ class Reader:
         """
         failures = 0
         began = time.monotonic()
-        while not (failures and self._state.stopping):
+        while not (failures and self._state.service.stopping):
             try:
                 work()
             except (DatabaseError, InterfaceError) as error:
@@ -124,7 +124,7 @@ class Reader:
                 if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
                 seconds = self._limits.database_wait.after(failures)
-                self._state.outages.note(Outage(self._database, reason), seconds)
+                self._state.service.outages.note(Outage(self._database, reason), seconds)
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
                     logger.warning(
                         "%(subject)s gives its messages back to the broker until the database is available.",
@@ -132,10 +132,10 @@ class Reader:
                         subject=self._name,
                     )
                     self._close()
-                self._state.pause(seconds)
+                self._state.service.pause(seconds)
             else:
                 if failures:
-                    self._state.outages.end(self._database)
+                    self._state.service.outages.end(self._database)
                 return
 
     def _open(self) -> None:
@@ -192,13 +192,13 @@ class Reader:
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = f"{self._consumer.alias}: {self._consumer.broker_name or 'consumer'}"
-        self._state.outages.note(Outage(self._name, reason, name), seconds)
-        self._state.pause(seconds)
+        self._state.service.outages.note(Outage(self._name, reason, name), seconds)
+        self._state.service.pause(seconds)
 
     def _end_outage(self) -> None:
         """Note that the broker serves: many refuse something only a while after they have accepted the connection."""
         self._broker_outages = 0
-        self._state.outages.end(self._name)
+        self._state.service.outages.end(self._name)
 
     def _count_failure(self, reason: str) -> None:
         self._failed_attempts += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.retry import Backoff
-from django_outbox.service.outages import Outage, Outages
+from django_outbox.service.outages import Outage
 from django_outbox.service.state import ServiceLimits, ServiceState
 
 
@@ -37,21 +37,19 @@ LIMITS = InboxLimits()
 """The default limits of an inbox."""
 
 
-class InboxState(ServiceState):
+class InboxState:
     """The state that the readers of an inbox share. Thread-safe.
 
     Args:
         idle_exit: stop when no consumer has received anything for that many seconds; None to go on.
     """
 
-    limits: InboxLimits
-
     def __init__(
         self, using: str, aliases: Iterable[str], limits: InboxLimits, *, idle_exit: float | None = None
     ) -> None:
+        self.service = ServiceState(using, limits)
         self.using = using
         self.limits = limits
-        self.outages = Outages()
         self.open_batches = 0
         self._idle_exit = idle_exit
         self._active_at = time.monotonic()
@@ -64,11 +62,8 @@ class InboxState(ServiceState):
         with self._lock:
             return sum(self._tallies.values(), InboxTally())
 
-    @property
-    def idle_reason(self) -> str:
-        if (found := super().idle_reason) or not self._paused:
-            return found
-        return f"paused because of the backlog: {', '.join(self.paused)}"
+    def find_obstacle(self) -> str:
+        return f"paused because of the backlog: {', '.join(self.paused)}" if self._paused else ""
 
     @property
     def paused(self) -> list[str]:
@@ -79,13 +74,13 @@ class InboxState(ServiceState):
 
     def outage_of(self, alias: str) -> Outage | None:
         """Return the crash of a consumer's reader, or else the outage of its broker."""
-        return self.outages.find(name_reader(alias)) or self.outages.find(name_consumer(alias))
+        return self.service.outages.find(name_reader(alias)) or self.service.outages.find(name_consumer(alias))
 
     def is_done(self) -> bool:
-        return self.stopping or self._is_idle()
+        return self.service.stopping or self._is_idle()
 
     def _is_idle(self) -> bool:
-        if self._idle_exit is None or self.open_batches or self._paused or self.outages.current:
+        if self._idle_exit is None or self.open_batches or self._paused or self.service.outages.current:
             return False
         return time.monotonic() - self._active_at > self._idle_exit
 

@@ -35,7 +35,7 @@ class Delivery:
             dead_letters=state.dead_letters,
             refusals=state.refusals[publisher.alias],
             paused_types=partial(state.pauses.paused_types, publisher.alias),
-            is_stopping=lambda: state.stopping,
+            is_stopping=lambda: state.service.stopping,
         )
         self._deliverer = make_deliverer(publisher, self._phases, state)
         self._prepares = type(publisher).prepare is not Publisher.prepare
@@ -62,12 +62,12 @@ class Delivery:
                 schema = getattr(connections[using], "schema_name", "")
                 outage = self._phases.outage(f"schema {schema!r}: {reason}" if schema else reason)
                 return DeliveryResult(outage=outage, looked=True)
-            return DeliveryResult(database_outage=Outage(self._state.database_subject, reason))
+            return DeliveryResult(database_outage=Outage(self._state.service.database_subject, reason))
         except Unsettled as unsettled:
             reason, responds = self._explain(unsettled.error, unsettled.session)
             result = DeliveryResult(published=unsettled.published, unsettled=self._phases.outage(reason))
             if not responds:
-                return result._replace(database_outage=Outage(self._state.database_subject, reason))
+                return result._replace(database_outage=Outage(self._state.service.database_subject, reason))
             # The database refuses a row.
             self._phases.note_refusal(unsettled.published, unsettled.error)
             return result._replace(looked=True)

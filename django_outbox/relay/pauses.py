@@ -62,6 +62,12 @@ class Pauses:
         self._failed = False
         self._lock = threading.Lock()
 
+    def anew(self) -> "Pauses":
+        """Return pauses of the same publishers that were not read yet."""
+        return Pauses(
+            self._using, self._publisher_aliases, self._interval, calls=self._calls, max_seconds=self._max_seconds
+        )
+
     def refresh(self) -> None:
         """Read the pauses if the last result is too old. Call it outside a claim."""
         # The lock is held during the query, so that one worker reads for all. A connection that hangs must not hold up

@@ -23,10 +23,11 @@ from django_outbox.relay.state import Budget, Refusals, RelayState, Tally, Turns
 from django_outbox.relay.tenants import Tenants
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import DatabaseCalls, watching
-from django_outbox.relay.worker import DrainingWorker, keep_running
+from django_outbox.relay.worker import drain, keep_running
 from django_outbox.retention.purge import purging
-from django_outbox.service.outages import Outage, Outages
+from django_outbox.service.outages import Outage
 from django_outbox.service.running import run_in_threads
+from django_outbox.service.state import ServiceState
 from django_outbox.utils.logs import logger
 from django_outbox.utils.threads import Threads
 
@@ -81,16 +82,15 @@ class Relay:
         self.workers = workers
         self._aliases = [publisher.alias for publisher in self.publishers]
         self._stop_timeout = stop_timeout
-        outages, database_calls = Outages(), DatabaseCalls()
+        service, database_calls = ServiceState(self.using, limits), DatabaseCalls()
         self._state = RelayState(
-            using=self.using,
+            service=service,
             settings=settings,
             limits=limits,
             batch_sizes={each.alias: _choose_batch_size(each, batch_size, settings) for each in self.publishers},
             poll_interval=poll_interval or settings.poll_interval,
             budget=Budget(self._aliases, max_messages, settings.batch_bytes),
-            breakers=Breakers(self.using, self._aliases, limits, outages=outages),
-            outages=outages,
+            breakers=Breakers(self.using, self._aliases, limits, outages=service.outages),
             pauses=Pauses(
                 self.using,
                 self._aliases,
@@ -124,7 +124,7 @@ class Relay:
     @property
     def outages(self) -> list[Outage]:
         """The outages of brokers and of the database that are in progress, the oldest first."""
-        return self._state.outages.current
+        return self._state.service.outages.current
 
     @property
     def paused(self) -> list[str]:
@@ -134,7 +134,7 @@ class Relay:
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
-        return self._state.stopping
+        return self._state.service.stopping
 
     def run(self) -> Tally:
         """Deliver until `stop` is called or `max_messages` are settled, and purge old messages at intervals.
@@ -197,15 +197,15 @@ class Relay:
         """
         refuse_transaction(connections[self.using], "Relay.drain()")
         deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-        drain = partial(self._drain, deadline=deadline)
+        work = partial(drain, state=self._state, deadline=deadline)
         if is_private(connections[self.using]):
-            return self._one_after_the_other(drain)
+            return self._one_after_the_other(work)
         # Celery calls this every few seconds.
         with (
             relay_announcing(self._state, self.publishers, self.workers, level=logging.DEBUG),
             relay_reporting(self._state, "drain", self.workers),
         ):
-            return self._in_threads(self._for_each_worker(drain))
+            return self._in_threads(self._for_each_worker(work))
 
     def deliver_once(self) -> Tally:
         """Deliver one batch for each publisher, one publisher after the other, in the same thread as `drain`.
@@ -227,7 +227,7 @@ class Relay:
 
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
-        self._state.stopping = True
+        self._state.service.stopping = True
 
     def close(self) -> None:
         """Close the publishers in parallel, and wait for that at most `stop_timeout` seconds."""
@@ -236,7 +236,7 @@ class Relay:
         unserved = [dead_letters] if dead_letters and dead_letters.alias not in self._aliases else []
         for publisher in [*self.publishers, *unserved]:
             threads.start(publisher.close, name=f"outbox-close-{publisher.alias}")
-        if not threads.wait(0 if self._state.abandoned else self._stop_timeout):
+        if not threads.wait(0 if self._state.service.abandoned else self._stop_timeout):
             logger.warning(
                 "Not every publisher could be closed in time. Its connection ends with the process.",
                 event="relay.publisher_not_closed",
@@ -251,9 +251,6 @@ class Relay:
                 reason=type(error).__name__,
             )
 
-    def _drain(self, publisher: Publisher, deadline: float) -> None:
-        DrainingWorker(publisher, self._state, deadline).work()
-
     def _deliver_batch(self, publisher: Publisher) -> None:
         self._state.pauses.refresh()
         if self._state.is_done() or self._state.pauses.is_paused(publisher.alias):
@@ -262,7 +259,7 @@ class Relay:
         delivery, size = Delivery(publisher, source, self._state), self._state.batch_sizes[publisher.alias]
         try:
             while (result := delivery.run(size)).wait and not self._state.is_done():
-                self._state.pause(result.wait)
+                self._state.service.pause(result.wait)
         finally:
             delivery.close()
         if result.obstacle:
@@ -285,14 +282,14 @@ class Relay:
 
     def _in_threads(self, works: Sequence[Callable[[], object]]) -> Tally:
         """Do the work in threads whose database calls are watched, while this thread waits."""
-        state, interval = self._state, self._state.limits.watch_interval
+        state, service, interval = self._state, self._state.service, self._state.limits.watch_interval
         with watching(
             state.database_calls,
-            lambda reason: state.outages.note(Outage(state.database_subject, reason), interval),
+            lambda reason: service.outages.note(Outage(service.database_subject, reason), interval),
             interval=interval,
             patience=state.limits.hang_patience,
         ):
-            run_in_threads(works, "relay", state, self._stop_timeout)
+            run_in_threads(works, "relay", service, self._stop_timeout)
         return self.tally
 
     def _find_dead_letters(self, alias: str | None) -> Publisher | None:

@@ -4,6 +4,7 @@ import datetime
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, InterfaceError
@@ -15,12 +16,12 @@ from django_outbox.conf import get_settings
 from django_outbox.models import DeliveryCount
 from django_outbox.relay.clock import ClockGuard
 from django_outbox.relay.state import RelayState, Tally
-from django_outbox.service import announcements, heartbeats
-from django_outbox.service.announcements import Life
-from django_outbox.service.heartbeats import Reporter
+from django_outbox.service.announcements import Announcement, announcing
+from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.publishers import find_unknown_publishers
 from django_outbox.utils.logs import logger
+from django_outbox.utils.process import name_process
 from django_outbox.utils.text import counted
 from django_outbox.utils.threads import own_connection
 
@@ -30,50 +31,55 @@ KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=2), MINUTE: datetime.timedelta(h
 
 def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:
     """Report at intervals in a thread until the end of the block, and then for a last time."""
-    return heartbeats.reporting(RelayReporter(state, mode, workers), state.limits.report_patience)
+    return reporting(make_reporter(state, mode, workers), state.limits)
 
 
-class RelayReporter(Reporter):
-    subject = "relay"
-    work = "delivery"
+def make_reporter(
+    state: RelayState, mode: str, workers: int, unwritten: WeakKeyDictionary[Reporter, str] | None = None
+) -> Reporter:
+    """Return a reporter that also writes the counts of deliveries."""
+    clock, counts = ClockGuard(state.using, state.settings), DeliveryCounts(state.using)
 
-    def __init__(
-        self, state: RelayState, mode: str, workers: int, unwritten: WeakKeyDictionary[Reporter, str] | None = None
-    ) -> None:
-        super().__init__(state.using, mode, state.limits.report_pace, unwritten)
-        self._state = state
-        self._workers = workers
-        self._clock = ClockGuard(state.using, state.settings)
-        self._written: dict[tuple[str, datetime.timedelta], Tally] = {}
-
-    def write(self, *, last: bool) -> None:
-        self._clock.check()
-        tallies = self._state.budget.read()
+    def read() -> dict[str, Any]:
+        clock.check()
+        tallies = state.budget.read()
+        for alias, tally in tallies.items():
+            counts.write(alias, tally)
         total = sum(tallies.values(), Tally())
-        figures = {
-            "workers": self._workers,
-            "publishers": {alias: self._state.describe(alias) for alias in tallies},
+        return {
+            "workers": workers,
+            "publishers": {alias: state.describe(alias) for alias in tallies},
             "processed": total.processed,
             "retried": total.retried,
             "failed": total.failed,
         }
-        self.write_heartbeat(figures, last=last)
-        for alias, tally in tallies.items():
-            for period in KEEP_COUNTS:
-                self._write_counts(alias, tally, period)
 
-    def _write_counts(self, alias: str, tally: Tally, period: datetime.timedelta) -> None:
-        before = self._written.get((alias, period), Tally())
+    return Reporter(state.using, mode, read, service="relay", work="delivery", unwritten=unwritten)
+
+
+class DeliveryCounts:
+    """Adds what was delivered since the last time to the counts of the current periods."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._written: dict[tuple[str, datetime.timedelta], Tally] = {}
+
+    def write(self, publisher_alias: str, tally: Tally) -> None:
+        for period in KEEP_COUNTS:
+            self._write(publisher_alias, tally, period)
+
+    def _write(self, publisher_alias: str, tally: Tally, period: datetime.timedelta) -> None:
+        before = self._written.get((publisher_alias, period), Tally())
         new = {name: getattr(tally, name) - getattr(before, name) for name in ("processed", "retried", "failed")}
         if not any(new.values()):
             return
         now = read_clock(self._using)
         counts = DeliveryCount.objects.using(self._using).filter(seconds=period.seconds)
-        mine = {"start": floor(now, period), "publisher": alias, "relay": self._name}
+        mine = {"start": floor(now, period), "publisher": publisher_alias, "relay": name_process()}
         if not counts.filter(**mine).update(**{name: F(name) + number for name, number in new.items()}):
             counts.create(seconds=period.seconds, **mine, **new)
             counts.filter(start__lt=now - KEEP_COUNTS[period]).delete()
-        self._written[alias, period] = tally
+        self._written[publisher_alias, period] = tally
 
 
 def relay_announcing(
@@ -91,8 +97,8 @@ def relay_announcing(
 
     served = ", ".join(f"publisher {each.alias!r} ({describe_publisher(each)})" for each in publishers)
     setup = f"{served}; {counted(workers, 'worker')} each" + (schemas and f"; {schemas}")
-    life = Life("Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin)
-    return announcements.announcing(life, state, level=level)
+    announcement = Announcement("Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin)
+    return announcing(announcement, state.service, level=level)
 
 
 def _warn_of_unknown_publishers(using: str) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django_outbox.brokers.publisher import Publisher
@@ -15,7 +15,6 @@ from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.retry import Backoff
-from django_outbox.service.outages import Outages
 from django_outbox.service.state import ServiceState
 
 TURNS = Backoff(delay=1.0, factor=4.0, max_delay=60.0)
@@ -198,9 +197,9 @@ class Refusals:
         return ""
 
 
-@dataclass
-class RelayState(ServiceState):
-    """The state that the workers of a relay share.
+@dataclass(frozen=True, eq=False)
+class RelayState:
+    """The state that the workers of a relay share, or its part for one schema.
 
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
@@ -209,7 +208,7 @@ class RelayState(ServiceState):
         schema: the tenant's schema, if the relay serves several.
     """
 
-    using: str
+    service: ServiceState
     settings: OutboxSettings
     limits: Limits
     batch_sizes: Mapping[str, int]
@@ -217,7 +216,6 @@ class RelayState(ServiceState):
     budget: Budget
     breakers: Breakers
     pauses: Pauses
-    outages: Outages
     turns: Mapping[str, Turns]
     refusals: Mapping[str, Refusals]
     wake_ups: WakeUps
@@ -225,12 +223,30 @@ class RelayState(ServiceState):
     database_calls: DatabaseCalls
     schema: str = ""
 
+    @property
+    def using(self) -> str:
+        return self.service.using
+
+    def for_schema(self, schema: str) -> "RelayState":
+        """Return the state of the same relay in one schema. It stops with the whole relay."""
+        aliases, limits = [*self.batch_sizes], self.limits
+        return replace(
+            self,
+            budget=Budget(aliases, None, self.settings.batch_bytes, whole=self.budget),
+            breakers=Breakers(self.using, aliases, limits, outages=self.service.outages),
+            pauses=self.pauses.anew(),
+            turns={alias: Turns() for alias in aliases},
+            refusals={alias: Refusals() for alias in aliases},
+            wake_ups=WakeUps(),
+            schema=schema,
+        )
+
     def is_done(self) -> bool:
-        return self.stopping or self.budget.spent
+        return self.service.stopping or self.budget.spent
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
         """Return the state of a publisher's breaker, or of its workers if they crashed, with the reason."""
-        crash = self.outages.find(self.name_worker(publisher_alias))
+        crash = self.service.outages.find(self.name_worker(publisher_alias))
         if crash is None:
             return self.breakers.describe(publisher_alias)
         since = crash.since.timestamp()
@@ -239,7 +255,7 @@ class RelayState(ServiceState):
     def wait_for_work(self, wake_ups: Set[str], seconds: float) -> bool:
         """Wait for a wake-up with one of these names, or until the relay is stopping; return whether there was one."""
         # Not until a time: tests of projects may freeze the clock.
-        while not self.stopping and seconds > 0:
+        while not self.service.stopping and seconds > 0:
             part = min(seconds, self.limits.stop_delay)
             if self.wake_ups.wait(wake_ups, part):
                 return True

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,12 +22,10 @@ from django.db import DatabaseError, InterfaceError, OperationalError, Programmi
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.exceptions import OutboxError
-from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.pauses import Pauses
-from django_outbox.relay.reports import RelayReporter
-from django_outbox.relay.state import Budget, Refusals, RelayState, Turns
-from django_outbox.relay.wake_ups import WakeUps, listening
-from django_outbox.relay.worker import RunningWorker
+from django_outbox.relay.reports import make_reporter
+from django_outbox.relay.state import RelayState
+from django_outbox.relay.wake_ups import listening
+from django_outbox.relay.worker import Worker
 from django_outbox.retention.purge import Purger
 from django_outbox.service.heartbeats import REPORT_INTERVAL, Reporter
 from django_outbox.service.outages import Outage
@@ -60,59 +58,13 @@ MAX_NAMES = 200
 """Maximum number of characters of the schemas in the log."""
 
 
-@dataclass
-class SchemaState(RelayState):
-    """The state of a relay in one schema. It stops with the whole relay."""
-
-    whole: RelayState = field(kw_only=True)
-
-    @property
-    def stopping(self) -> bool:  # type: ignore[override]
-        return self.whole.stopping
-
-    @classmethod
-    def of(cls, whole: RelayState, schema: str) -> "SchemaState":
-        aliases, limits = [*whole.batch_sizes], whole.limits
-        own: dict[str, Any] = {
-            "budget": Budget(aliases, None, whole.settings.batch_bytes, whole=whole.budget),
-            "breakers": Breakers(whole.using, aliases, limits, outages=whole.outages),
-            "pauses": Pauses(
-                whole.using,
-                aliases,
-                limits.pause_interval,
-                calls=whole.database_calls,
-                max_seconds=whole.settings.claim_timeout,
-            ),
-            "turns": {alias: Turns() for alias in aliases},
-            "refusals": {alias: Refusals() for alias in aliases},
-            "wake_ups": WakeUps(),
-            "schema": schema,
-        }
-        shared = {each.name: getattr(whole, each.name) for each in fields(whole)}
-        return cls(**{**shared, **own}, whole=whole)
-
-
-class TurnWorker(RunningWorker):
-    """Delivers one batch in each turn. When nothing is due, it has no further turn until a look finds due messages."""
-
-    def _on_nothing_due(self) -> float:
-        if self._source.exhausted:
-            return math.inf
-        # Another worker may have what is due.
-        self._source.sweep_next()
-        return super()._on_nothing_due()
-
-    def check_connection(self) -> None:
-        self._delivery.check_connection()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema:
     """A tenant that is served, and what the relay knows of its schema."""
 
     tenant: Any
-    state: SchemaState
-    reporter: RelayReporter
+    state: RelayState
+    reporter: Reporter
     purger: Purger
 
 
@@ -142,6 +94,7 @@ class Tenants:
                 '"table", or run a relay for each schema.'
             )
         self._state = state
+        self._service = state.service
         self._workers = workers
         self._names = frozenset(names)
         self._schemas: dict[str, Schema] = {}
@@ -178,18 +131,18 @@ class Tenants:
     def _keep_serving(self, publisher: Publisher, found: "SimpleQueue[set[str]]") -> None:
         state = self._state
         subject = state.name_worker(publisher.alias)
-        restart_on_crash(lambda: self._serve(publisher, found), subject, state, state.limits.restart_wait)
+        restart_on_crash(lambda: self._serve(publisher, found), subject, self._service, state.limits.restart_wait)
 
     def _serve(self, publisher: Publisher, found: "SimpleQueue[set[str]]") -> None:
         """Deliver a batch of each schema in turn."""
-        workers: dict[Schema, TurnWorker] = {}
+        workers: dict[Schema, Worker] = {}
         # When each schema has its next turn, by the monotonic clock.
         turns: dict[str, float] = {}
         # Two threads begin at different ends, so that they rarely meet.
         backwards = self._found[publisher.alias].index(found) % 2 == 1
         served_at = time.monotonic()
         try:
-            while not self._state.stopping:
+            while not self._service.stopping:
                 wait = min([self._state.limits.stop_delay, *(at - time.monotonic() for at in turns.values())])
                 with suppress(Empty):
                     names = found.get(timeout=max(wait, 0.0))
@@ -202,7 +155,7 @@ class Tenants:
                 for gone in workers.keys() - {*self._schemas.values()} if due else ():
                     self._drop(gone, workers)
                 for name in reversed(due) if backwards else due:
-                    if self._state.stopping:
+                    if self._service.stopping:
                         return
                     idle = time.monotonic() - served_at >= self._state.limits.check_connection_after
                     seconds = self._take_turn(publisher, name, workers, check_connection=idle)
@@ -214,7 +167,7 @@ class Tenants:
             for schema in [*workers]:
                 self._drop(schema, workers)
 
-    def _drop(self, schema: Schema, workers: dict[Schema, TurnWorker]) -> None:
+    def _drop(self, schema: Schema, workers: dict[Schema, Worker]) -> None:
         """Close a worker, which gives back what it has reserved of a rate limit."""
         if worker := workers.pop(schema, None):
             self._enter(schema)
@@ -222,7 +175,7 @@ class Tenants:
                 worker.close()
 
     def _take_turn(
-        self, publisher: Publisher, name: str, workers: dict[Schema, TurnWorker], *, check_connection: bool
+        self, publisher: Publisher, name: str, workers: dict[Schema, Worker], *, check_connection: bool
     ) -> float:
         """Deliver a batch of one schema, and return the seconds until its next turn."""
         schema, limits = self._schemas.get(name), self._state.limits
@@ -230,19 +183,20 @@ class Tenants:
             return math.inf
         self._enter(schema)
         try:
-            worker = workers[schema] = workers.get(schema) or TurnWorker(publisher, schema.state)
+            worker = workers[schema] = workers.get(schema) or Worker(publisher, schema.state, reads_log=True)
             if check_connection:
                 worker.check_connection()
-            seconds = worker.deliver()
+            attempt = worker.deliver()
+            seconds = _find_next_turn(worker) if attempt.is_idle else attempt.wait
         except OutboxError as error:
             # For example, its table is missing.
             self._drop(schema, workers)
-            self._state.outages.note(Outage(_subject(name), describe(error)), limits.tenant_interval)
+            self._service.outages.note(Outage(_subject(name), describe(error)), limits.tenant_interval)
             return limits.tenant_interval
         except BaseException as error:
             self._drop(schema, workers)
-            return note_crash(error, schema.state.name_worker(publisher.alias), schema.state, limits.restart_wait)
-        self._state.outages.end(_subject(name))
+            return note_crash(error, schema.state.name_worker(publisher.alias), self._service, limits.restart_wait)
+        self._service.outages.end(_subject(name))
         return seconds
 
     def _enter(self, schema: Schema) -> None:
@@ -270,9 +224,9 @@ class Tenants:
                             self._list()
                             listed_at = began
                         self._look()
-                    state.outages.end(subject)
+                    self._service.outages.end(subject)
                 except Exception as error:
-                    state.outages.note(Outage(subject, describe(error)), state.poll_interval)
+                    self._service.outages.note(Outage(subject, describe(error)), state.poll_interval)
                     listed_at = -math.inf
                     with suppress(Exception):
                         connections[state.using].close()
@@ -289,22 +243,22 @@ class Tenants:
             found = {name: tenant for name, tenant in found.items() if name in self._names}
             for name in self._names - found.keys():
                 reason = "there is no tenant with it, or it has no table of the outbox"
-                self._state.outages.note(Outage(_subject(name), reason), self._state.limits.tenant_interval)
+                self._service.outages.note(Outage(_subject(name), reason), self._state.limits.tenant_interval)
         for name, schema in [*self._schemas.items()]:
             # A tenant may have been created again.
             if name not in found or found[name].pk != schema.tenant.pk:
                 del self._schemas[name]
-                self._state.outages.forget(_subject(name))
+                self._service.outages.forget(_subject(name))
         new = found.keys() - self._schemas.keys()
         for name in new:
-            state = SchemaState.of(self._state, name)
-            reporter = RelayReporter(state, "run", self._workers, self._unwritten)
+            state = self._state.for_schema(name)
+            reporter = make_reporter(state, "run", self._workers, self._unwritten)
             self._schemas[name] = Schema(found[name], state, reporter, Purger(state.using, state.limits.purge_interval))
-            self._state.outages.end(_subject(name))
+            self._service.outages.end(_subject(name))
         if found or self._names:
-            self._state.outages.end(ANY_SCHEMA)
+            self._service.outages.end(ANY_SCHEMA)
         else:
-            self._state.outages.note(Outage(ANY_SCHEMA, NO_SCHEMA), self._state.limits.tenant_interval)
+            self._service.outages.note(Outage(ANY_SCHEMA, NO_SCHEMA), self._state.limits.tenant_interval)
         self._channels = {having[name]: name for name in self._schemas}
         self._unreadable = set()
         # What the look does not find: messages that are left in a stream.
@@ -384,9 +338,18 @@ class Tenants:
         while not left.wait(self._state.limits.purge_interval):
             for schema in [*self._schemas.values()]:
                 self._enter(schema)
-                schema.purger.purge(lambda: left.is_set() or self._state.stopping)
+                schema.purger.purge(lambda: left.is_set() or self._service.stopping)
                 if left.is_set():
                     return
+
+
+def _find_next_turn(worker: Worker) -> float:
+    """Return the seconds until the next turn of an idle worker; infinity if nothing is due."""
+    if worker.source.exhausted:
+        return math.inf
+    # Another worker may have what is due.
+    worker.source.sweep_next()
+    return worker.idle_wait()
 
 
 def _subject(name: str) -> str:

@@ -25,12 +25,13 @@ PATIENCE = 0.5
 """Seconds to wait for a log that hangs, and at the end for a query of the thread."""
 
 
-class Life(NamedTuple):
+class Announcement(NamedTuple):
     """The words and counts of the log.
 
     Args:
         read: returns the counts so far by their names; the first one has a rate.
         idle: the text if the first count did not change.
+        find_obstacle: returns why no work is done, apart from outages; empty if there is no reason.
     """
 
     subject: str
@@ -39,52 +40,56 @@ class Life(NamedTuple):
     busy: str
     idle: str
     begin: Callable[[], object] = lambda: None
+    find_obstacle: Callable[[], str] = str
 
 
 @contextmanager
-def announcing(life: Life, state: ServiceState, *, level: int = logging.INFO) -> Iterator[None]:
+def announcing(announcement: Announcement, state: ServiceState, *, level: int = logging.INFO) -> Iterator[None]:
     """Log the start, a line at intervals until the end of the block, and the end. Start and end have this level."""
-    began, before = time.monotonic(), life.read()
+    began, before = time.monotonic(), announcement.read()
     _log_in_time(
         level,
         "%s %s started on %s, process %d: database %s; %s.",
-        life.subject,
+        announcement.subject,
         find_version(),
         socket.gethostname(),
         os.getpid(),
         describe_database(connections[state.using]),
-        life.setup,
+        announcement.setup,
         event="process.started",
-        service=life.subject.lower(),
+        service=announcement.subject.lower(),
         database=state.using,
     )
     try:
-        with in_background(lambda left: _announce(life, state, left), name="outbox-announcements", patience=PATIENCE):
+        with in_background(
+            lambda left: _announce(announcement, state, left), name="outbox-announcements", patience=PATIENCE
+        ):
             yield
     finally:
         seconds = time.monotonic() - began
-        counts = life.read()
+        counts = announcement.read()
         _log_in_time(
             level,
             "%s ended after %s: %s.",
-            life.subject,
+            announcement.subject,
             duration(seconds),
             _figures(before, counts, seconds),
             event="process.ended",
-            service=life.subject.lower(),
+            service=announcement.subject.lower(),
             database=state.using,
             seconds=seconds,
             counts=_passed(before, counts),
         )
 
 
-def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
-    then, before = time.monotonic(), life.read()
-    life.begin()
+def _announce(announcement: Announcement, state: ServiceState, left: threading.Event) -> None:
+    then, before = time.monotonic(), announcement.read()
+    announcement.begin()
     while not left.wait(state.limits.announce_interval):
-        now, counts = time.monotonic(), life.read()
+        now, counts = time.monotonic(), announcement.read()
         first = next(iter(counts))
-        doing = state.idle_reason or (life.busy if counts[first] > before[first] else life.idle)
+        usual = announcement.busy if counts[first] > before[first] else announcement.idle
+        doing = state.idle_reason or announcement.find_obstacle() or usual
         period = duration(now - then)
         shown = "minute" if period == "1 min" else period
         logger.info(
@@ -93,7 +98,7 @@ def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
             _figures(before, counts, now - then),
             doing,
             event="process.minute",
-            service=life.subject.lower(),
+            service=announcement.subject.lower(),
             database=state.using,
             seconds=now - then,
             counts=_passed(before, counts),

@@ -1,14 +1,13 @@
 """Heartbeats: a process reports to the database that it is alive, and what it does. They are informational only."""
 
-import abc
 import datetime
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.db import connections
@@ -16,6 +15,7 @@ from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import Heartbeat
+from django_outbox.service.state import ServiceLimits
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import find_version, name_process
@@ -36,49 +36,53 @@ _writing = threading.Lock()
 """All relays of a process write one row."""
 
 
-class Reporter(abc.ABC):
+class Reporter:
     """Writes the reports of one process.
 
     Args:
         mode: `run`, `drain` or `once`; only `run` reports before the end.
-        pace: factor of the interval between two reports; tests pass a smaller one.
+        read: returns the fields of a heartbeat that the process fills; it may write other reports.
+        service: the process that reports, for the log: "relay".
+        work: the work that goes on without reports, for the log: "delivery".
+        suffix: the end of its name, which distinguishes it from other reporters of one process.
         unwritten: the reporters whose last report could not be written, with the reasons. Of the reporters that share
             it, one logs a reason that they have in common.
     """
 
-    subject: ClassVar[str]
-    """The process that reports, for the log: "relay"."""
-
-    work: ClassVar[str]
-    """The work that goes on without reports, for the log: "delivery"."""
-
-    suffix: ClassVar[str] = ""
-    """The end of its name, which distinguishes it from other reporters of one process."""
-
     def __init__(
-        self, using: str, mode: str, pace: float, unwritten: "WeakKeyDictionary[Reporter, str] | None" = None
+        self,
+        using: str,
+        mode: str,
+        read: Callable[[], Mapping[str, Any]],
+        *,
+        service: str,
+        work: str,
+        suffix: str = "",
+        unwritten: "WeakKeyDictionary[Reporter, str] | None" = None,
     ) -> None:
         self._using = using
         self.mode = mode
-        self._pace = pace
+        self._read = read
+        self._service = service
+        self._work = work
         self._host = socket.gethostname()[:240]
         self._pid = os.getpid()
-        self._name = name_process() + self.suffix
+        self._name = name_process() + suffix
         self._started_at: datetime.datetime | None = None
         self._unwritten = WeakKeyDictionary[Reporter, str]() if unwritten is None else unwritten
 
-    @abc.abstractmethod
-    def write(self, *, last: bool) -> None:
-        """Write a report to the database."""
+    def keep_reporting(self, pace: float, left: threading.Event) -> None:
+        """Report at intervals until the event is set, and then for a last time.
 
-    def keep_reporting(self, left: threading.Event) -> None:
-        """Report at intervals until the event is set, and then for a last time."""
+        Args:
+            pace: factor of the interval between two reports; tests pass a smaller one.
+        """
         while True:
             last = left.is_set()
             self.report(last=last)
             if last:
                 return
-            left.wait(REPORT_INTERVAL * self._pace)
+            left.wait(REPORT_INTERVAL * pace)
 
     def report(self, *, last: bool) -> None:
         with own_connection(self._using):
@@ -88,15 +92,15 @@ class Reporter(abc.ABC):
         """Write a report over the thread's connection; the first of several errors is logged."""
         try:
             with _writing:
-                self.write(last=last)
+                self._write(self._read(), last=last)
             self._unwritten.pop(self, None)
         except Exception as error:
             reason = describe(error)
             if self not in self._unwritten and reason not in self._unwritten.values():
                 logger.warning(
-                    f"The %(service)s's report could not be written; {self.work} goes on: %(reason)s",
+                    f"The %(service)s's report could not be written; {self._work} goes on: %(reason)s",
                     event="process.report_not_written",
-                    service=self.subject,
+                    service=self._service,
                     database=self._using,
                     reason=reason,
                 )
@@ -104,7 +108,7 @@ class Reporter(abc.ABC):
             with suppress(Exception):
                 connections[self._using].close()
 
-    def write_heartbeat(self, figures: Mapping[str, Any], *, last: bool) -> None:
+    def _write(self, figures: Mapping[str, Any], *, last: bool) -> None:
         """Write the row of this process, and delete the rows of its predecessors.
 
         A container that is started again has the host name and the process id of its predecessor. So may other
@@ -133,10 +137,12 @@ class Reporter(abc.ABC):
 
 
 @contextmanager
-def reporting(reporter: Reporter, patience: float) -> Iterator[None]:
-    """Report at intervals in a thread until the end of the block, then wait `patience` seconds for a last report."""
+def reporting(reporter: Reporter, limits: ServiceLimits) -> Iterator[None]:
+    """Report at intervals in a thread until the end of the block, and then for a last time."""
+    patience = limits.report_patience
     if reporter.mode == "run":
-        with in_background(reporter.keep_reporting, name="outbox-reports", patience=patience):
+        report = partial(reporter.keep_reporting, limits.report_pace)
+        with in_background(report, name="outbox-reports", patience=patience):
             yield
         return
     try:

@@ -35,10 +35,11 @@ class ServiceLimits:
     report_patience: float = 0.5
 
 
+@dataclass(eq=False)
 class ServiceState:
     """The state that the threads of a relay or an inbox share.
 
-    Attributes:
+    Args:
         stopping: whether the process is stopping. It is a plain attribute because a signal handler may set it: an
             `Event` has a lock, which the interrupted thread may hold.
         abandoned: whether threads may still be at work, because they were not finished in time.
@@ -46,7 +47,7 @@ class ServiceState:
 
     using: str
     limits: ServiceLimits
-    outages: Outages
+    outages: Outages = field(default_factory=Outages)
     stopping: bool = False
     abandoned: bool = False
 

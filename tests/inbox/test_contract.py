@@ -224,7 +224,7 @@ def test_a_running_inbox_stores_what_arrives_later(source, make_inbox):
 
 def test_messages_in_hand_go_back_when_the_inbox_stops(source, make_inbox, monkeypatch):
     inbox = make_inbox(batch_size=1)
-    monkeypatch.setattr(type(inbox._state), "end", lambda self, *_: self.__dict__.update(stopping=True))
+    monkeypatch.setattr(type(inbox._state), "end", lambda state, *_: setattr(state.service, "stopping", True))
     source.send(*range(10))
     inbox.run()
     monkeypatch.undo()

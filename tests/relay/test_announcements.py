@@ -13,7 +13,7 @@ from django_outbox.brokers import Publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import Message, Outcome, retry_later, unanswered
 from django_outbox.relay import Limits, Relay
-from django_outbox.service.announcements import Life, announcing
+from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.service.state import ServiceLimits, ServiceState
 from tests.conftest import ALIASES
@@ -204,11 +204,12 @@ def test_the_default_interval_is_a_minute():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
 def test_the_end_is_logged_whatever_ends_the_work(error: BaseException, caplog: pytest.LogCaptureFixture):
-    state = ServiceState()
-    state.using, state.limits, state.outages = "default", ServiceLimits(), Outages()
-    life = Life("Relay", "a setup", lambda: {"delivered": 0}, busy="delivering", idle="nothing delivered")
+    state = ServiceState("default", ServiceLimits())
+    announcement = Announcement(
+        "Relay", "a setup", lambda: {"delivered": 0}, busy="delivering", idle="nothing delivered"
+    )
     caplog.set_level(logging.INFO)
-    with pytest.raises(type(error)), announcing(life, state):
+    with pytest.raises(type(error)), announcing(announcement, state):
         raise error
     assert caplog.messages[-1].startswith("Relay ended after")
     assert caplog.messages[-1].endswith(": 0 delivered.")

@@ -17,7 +17,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.models.message import LATEST
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
-from django_outbox.relay.worker import RunningWorker
+from django_outbox.relay.worker import Attempt, Worker
 from django_outbox.stores.pausing import Resumed, pause, resume
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill, statements_of_new_connections
@@ -74,13 +74,14 @@ class TestPausedPublisher:
     ):
         waiting: set[int] = set()
 
-        def note(worker: RunningWorker) -> float:
-            if worker._alias == "default":
+        def note(worker: Worker) -> Attempt:
+            attempt = deliver(worker)
+            if attempt.paused and worker._alias == "default":
                 waiting.add(threading.get_ident())
-            return on_pause(worker)
+            return attempt
 
-        on_pause = RunningWorker._on_pause
-        monkeypatch.setattr(RunningWorker, "_on_pause", note)
+        deliver = Worker.deliver
+        monkeypatch.setattr(Worker, "deliver", note)
         relay = running(using=using, workers=2)
         put(5, using)
         eventually(lambda: len(processed(using)) == 5)

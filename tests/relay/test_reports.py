@@ -225,7 +225,7 @@ def test_crashes_of_several_workers_do_not_add_up(using: str, monkeypatch: pytes
         eventually(lambda: Heartbeat.objects.using(using).filter(publishers__default__state="crashed").exists())
         status = read_status(using)
         assert (status.publishers[0].crashes, status.verdict.code, status.level) == (1, "crashed", Level.WARNING)
-        assert relay._state.idle_reason == "Publisher 'default': a worker crashed 1 time"
+        assert relay._state.service.idle_reason == "Publisher 'default': a worker crashed 1 time"
 
 
 @pytest.mark.parametrize("using", LOCKING)
