@@ -38,14 +38,14 @@ class Incoming(NamedTuple):
     Args:
         tag: identifies the delivery over this connection; later deliveries have higher ones.
         body: the body.
-        message_id: the ID that the sender gave it; blank if there is none.
+        message_id: the ID that the sender gave it; empty if there is none.
         type: the type that the sender gave it, or else its destination.
         topic: its destination, such as the routing key.
-        key: the key; blank if there is none.
+        key: the key; empty if there is none.
         headers: the headers, with values of any kind.
-        encoding: the content encoding, such as `gzip`; blank if there is none.
+        encoding: the content encoding, such as `gzip`; empty if there is none.
         sent_at: when it was sent, if the sender states that.
-        problem: why the message cannot be read; blank if it can.
+        problem: why the message cannot be read; empty if it can.
         position: where the broker keeps it, such as its partition and offset: the same whenever it is delivered, and
             no other message's. Blank if the broker does not provide it.
         returns: how many times the message was returned to the broker before, if the broker counts that.
@@ -129,7 +129,7 @@ class Consumer(abc.ABC):
     """
 
     broker_name: ClassVar[str] = ""
-    """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
+    """The human-readable name of the broker, such as "RabbitMQ"; empty if it has none."""
 
     alias: str = field(kw_only=False)
     publisher: str = "handlers"

@@ -128,7 +128,7 @@ def _read_refusal(error: BaseException, count: int) -> list[Outcome | None]:
 
 
 def _ask(question: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
-    """Return the answer of a publisher, or what stands for its exception. Raise only the user's Ctrl-C."""
+    """Return a publisher's answer, or `otherwise` of its exception. Raise only the user's Ctrl-C."""
     try:
         return question()
     except BaseException as error:

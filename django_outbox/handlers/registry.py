@@ -244,7 +244,7 @@ def _read_retry(value: object) -> RetryEntry:
 
 
 def type_of(given: object) -> str:
-    """Return the type that a string or an event class stands for."""
+    """Return the type of a string or an event class."""
     if isinstance(given, type):
         return event_type_of(given).type
     if not isinstance(given, str) or not given:

@@ -14,7 +14,7 @@ from django_outbox.checks import of_settings
 from django_outbox.conf import ConsumerConfig, OutboxSettings, SettingsProblem, get_settings
 
 MIN_RETENTION = datetime.timedelta(days=1)
-"""Shortest retention without a warning: a message may come again as long after it was handled as an outage lasts."""
+"""Shortest retention without a warning: an outage may delay the redelivery of a handled message by that long."""
 
 EXAMPLE = (
     'For example: "CONSUMERS": {"billing": {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQConsumer", '
@@ -51,7 +51,7 @@ def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[st
 
 @of_settings
 def check_consumers(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    """Check that every consumer can be constructed, and that it recognizes messages that come again."""
+    """Check that every consumer can be constructed, and that it recognizes redelivered messages."""
     retention = settings.retention
     for alias, config in settings.consumers.items():
         try:

@@ -34,7 +34,7 @@ class Unstorable(ValueError):
 def id_of_incoming(incoming: Incoming, options: StoringOptions) -> uuid.UUID:
     """Return the ID of a message: what `id_source` names if it is a UUID, otherwise one that is derived from it.
 
-    A message that comes again has the same ID.
+    A redelivered message has the same ID.
     """
     source, _, name = options.id_source.partition(":")
     value = incoming.headers.get(name) if source == "header" else None

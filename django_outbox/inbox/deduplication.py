@@ -78,7 +78,7 @@ def purge(
 ) -> int:
     """Delete records of `once` that are older than the retention period, in batches with a transaction each.
 
-    A message without a record counts as new if it comes again.
+    A message without a record counts as new if it is redelivered.
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.

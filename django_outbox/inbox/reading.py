@@ -96,7 +96,7 @@ class Reader:
                 self._consumer.settle(batch, {each.message.tag for each in received.rejected})
                 tally = InboxTally.count(received)
                 if tally.stored and not tally.rejected:
-                    # The broker may refuse the settlement later. Messages that then come again are no progress.
+                    # The broker may refuse the settlement later. Messages that are then redelivered are no progress.
                     self._failed_attempts = 0
         finally:
             self._state.end(self._consumer.alias, tally)

@@ -45,7 +45,7 @@ def receive(
         messages: the messages in the order of their delivery, at most 10,000. `tag` is
             for the caller: what identifies the delivery, such as its position in the list.
         consumer: what receives them, such as `billing`, for the log; 1 to 50 printable characters without blanks around
-            them. IDs that are not UUIDs are told apart by it, so it must not change. `OUTBOX["CONSUMERS"]` is not read.
+            them. It distinguishes IDs that are not UUIDs, so it must not change. `OUTBOX["CONSUMERS"]` is not read.
         publisher: the alias of the publisher for which the messages are stored.
         unknown_types: what to do with a message of a type that the publisher does not know: `store` it, `drop` it, or
             `reject` it.
@@ -53,7 +53,7 @@ def receive(
             it as a failed message, or `reject` it. A message that cannot even be described is rejected.
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
             `position`; its `body`; or `header:NAME`.
-        type_header: the header that carries a message's type; blank for none. A message with that header is a copy in
+        type_header: the header that carries a message's type; empty for none. A message with that header is a copy in
             the result: recognize it by its `tag`.
         remember: whether to recognize messages for `OUTBOX["INBOX_RETENTION"]`, even after their rows were deleted.
         using: the database alias; by default the one that the router chooses for writing.

@@ -128,7 +128,7 @@ class Storing:
         """Store a batch, and commit. Messages that are in the table already are skipped.
 
         Raises:
-            DatabaseError: the database is unavailable. Messages that were stored are recognized when they come again.
+            DatabaseError: the database is unavailable. Stored messages are recognized when they are redelivered.
         """
         self._store = get_store(connections[self._using])
         self._received = Received()
@@ -141,7 +141,7 @@ class Storing:
         except Exception as error:
             if not self._is_about_content(error, partial(self._insert, entries)):
                 raise
-            # One of them is to blame, although it passed all checks.
+            # One of them is the cause, although it passed all checks.
             suspects = [(entry[0], fault) for entry in entries if (fault := self._insert_alone(entry)) is not None]
             if len(suspects) == len(entries):
                 raise
@@ -235,7 +235,7 @@ class Storing:
         """Insert messages that are not in the table yet; return the IDs of new messages, and of new failed ones."""
         if self._options.remember:
             ids = [message.message_id for message in messages]
-            # The records are told apart from the ones of `once` by this name.
+            # This name distinguishes the records from those of `once`.
             new = once_many(ids, f"run_inbox {self._options.alias}", using=self._using)
             messages = [message for message in messages if message.message_id in new]
         due = [message for message in messages if isinstance(message, NewMessage)]

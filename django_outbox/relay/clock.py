@@ -22,7 +22,7 @@ TOLERANCE = datetime.timedelta(seconds=10)
 class ClockGuard:
     """Notices that the clock went back, because a report has a time in the future, and moves such times once.
 
-    What happened in the future happened now, whatever the report says: no message may be early. So a message without a
+    What a report dates in the future happened now, because no message may be early. So a message without a
     delay is due now, and one that failed waits for its next attempt from now on. Others keep their times, as nothing
     shows whether a delay or a time was asked for.
 

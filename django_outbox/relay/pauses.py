@@ -16,7 +16,7 @@ from django_outbox.utils.text import describe
 
 
 class PauseReason(NamedTuple):
-    """The operator who paused something, and the reason; both may be blank."""
+    """The operator who paused something, and the reason; both may be empty."""
 
     by: str = ""
     reason: str = ""
@@ -27,7 +27,7 @@ class PauseReason(NamedTuple):
 
 
 Paused = dict[tuple[str, str], PauseReason]
-"""Pauses by publisher and type; the type is blank if the whole publisher is paused."""
+"""Pauses by publisher and type; the type is empty if the whole publisher is paused."""
 
 
 class Pauses:
@@ -62,8 +62,8 @@ class Pauses:
         self._failed = False
         self._lock = threading.Lock()
 
-    def anew(self) -> "Pauses":
-        """Return pauses of the same publishers that were not read yet."""
+    def for_schema(self) -> "Pauses":
+        """Return the pauses of the same publishers in another schema."""
         return Pauses(
             self._using, self._publisher_aliases, self._interval, calls=self._calls, max_seconds=self._max_seconds
         )

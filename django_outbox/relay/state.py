@@ -39,7 +39,7 @@ class Tally:
         retried: deferred; they will be retried.
         unanswered: returned as they were because of an outage.
         blocked: returned as they were for any other reason: their type is paused, an earlier message of their key was
-            not accepted, another transaction was in the way, or the relay is stopping or late.
+            not accepted, there was a conflict with another transaction, or the relay is stopping or late.
         unreadable: rows that failed without having been published, because they are not messages.
     """
 
@@ -190,7 +190,7 @@ class Refusals:
 
     @property
     def reason(self) -> str:
-        """Why a message is not published for now; blank if there is none."""
+        """Why a message is not published for now; empty if there is none."""
         for id, (until, reason) in self._messages.copy().items():
             if time.monotonic() <= until:
                 return f"the database refuses every new state of message {id}: {reason}"
@@ -234,7 +234,7 @@ class RelayState:
             self,
             budget=Budget(aliases, None, self.settings.batch_bytes, whole=self.budget),
             breakers=Breakers(self.using, aliases, limits, outages=self.service.outages),
-            pauses=self.pauses.anew(),
+            pauses=self.pauses.for_schema(),
             turns={alias: Turns() for alias in aliases},
             refusals={alias: Refusals() for alias in aliases},
             wake_ups=WakeUps(),

@@ -57,7 +57,7 @@ class ServiceState:
 
     @property
     def idle_reason(self) -> str:
-        """The reason why no work is done, for the log; blank if there is none."""
+        """The reason why no work is done, for the log; empty if there is none."""
         if self.stopping:
             return "stopping"
         return ", ".join(f"{outage.name} {outage.state}" for outage in self.outages.current)

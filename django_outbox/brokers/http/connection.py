@@ -133,7 +133,7 @@ class HTTPConnection:
     """A connection for one request at a time, which connects again as necessary.
 
     httpcore's pool would search all requests and connections for each request, under a lock: with 20 threads that takes
-    twice as long, so each connection is a pool of its own. With HTTP/2, threads could share connections, but in
+    twice as long, so each connection is a separate pool. With HTTP/2, threads could share connections, but in
     httpcore they would mix up each other's frames, and a time limit of one request would end all others.
     """
 

@@ -24,7 +24,7 @@ class HTTPPublisher(HTTPOptions, Publisher):
 
     A message is accepted if the response is 2xx, and rejected if it is a redirect or 4xx, except 408, 425 and 429. With
     408, 425 or 5xx it is deferred. 429 and 503 mean that the receiver is busy: its messages are set aside, for as long
-    as `Retry-After` says, and no attempts are used up.
+    as `Retry-After` states, and no attempts are used up.
 
     If there is no response, and none to any other message of the batch for the same server, the server is unavailable:
     its messages are set aside while those for other servers are delivered. If all servers in `url` are unavailable, the

@@ -55,7 +55,7 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
         group: the consumer group.
         topics: a topic, a pattern of topics, which begins with `^`, or a list of them. They must exist. With
             `"group.protocol": "consumer"` a pattern must match the whole name: `^orders.*`, not `^orders`.
-        dead_letters: the topic for rejected messages. Kafka has no dead letters of its own, so `unknown_types` and
+        dead_letters: the topic for rejected messages. Kafka itself has no dead letters, so `unknown_types` and
             `invalid` can be `reject` only with this option.
         timeout: seconds until connecting, or writing a dead letter, is given up.
         options: the options of every consumer; see `Consumer`.
@@ -249,7 +249,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._assigned -= revoked
         self._offsets.forget(revoked)
         self._ahead = deque(each for each in self._ahead if (each.topic(), each.partition()) not in revoked)
-        # The group assigns its partitions anew.
+        # The group reassigns its partitions.
         self._rejoin_at = math.inf
 
     def _commit(self, offsets: dict[Place, int]) -> None:

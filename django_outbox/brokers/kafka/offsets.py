@@ -63,7 +63,7 @@ class Offsets:
             self._is_refusal_logged = True
             logger.error(
                 "Consumer %(consumer)r: Kafka refuses the offsets of group %(group)r. They will be sent again; if this "
-                "process ends before, messages that were stored come again, and are recognized: %(reason)s",
+                "process ends before, stored messages are redelivered, and are recognized: %(reason)s",
                 event="consumer.commit_refused",
                 consumer=self._alias,
                 group=self._group,

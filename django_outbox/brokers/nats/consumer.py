@@ -63,7 +63,7 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
             for each server of a cluster.
         stream: the stream to read.
         durable: the name of the durable consumer.
-        filter_subject: the subjects to read, such as `shop.orders.>`, if the durable consumer is created; blank for all
+        filter_subject: the subjects to read, such as `shop.orders.>`, if the durable consumer is created; empty for all
             of the stream.
         ack_wait: seconds after which a message that a dead process has left is delivered again, if the durable
             consumer is created.
@@ -71,7 +71,7 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
             `unknown_types` or `invalid` is `reject`.
         credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey.
         ssl: for `tls://`, a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
-        domain: the JetStream domain of the stream; blank for the server's.
+        domain: the JetStream domain of the stream; empty for the server's.
         inbox_prefix: the first tokens of the subjects on which messages arrive.
         timeout: seconds until connecting to all servers is given up.
         connect_timeout: seconds until a server that does not accept the connection is given up.

@@ -48,7 +48,7 @@ _NAME = re.compile(r"[!-9;-~]+")
 
 
 class NatsMessage(NamedTuple):
-    """A message for NATS; its block of headers is from the version line to the blank line."""
+    """A message for NATS; its block of headers is from the version line to the empty line."""
 
     subject: bytes
     headers: bytes

@@ -93,7 +93,7 @@ _RESPONSES = {
     **dict.fromkeys((10063, 10070, 10071, 10111, 10164, 10193), _OWN_HEADER),
     # Headers of a time to live, a counter, an atomic batch, and a schedule.
     **dict.fromkeys((10165, 10166, 10168, 10169, 10170, 10171, 10174, *range(10188, 10193)), _OWN_HEADER),
-    # Storage, which says nothing about the message.
+    # Storage errors, which are not about the message.
     10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),
     10023: _NO_STORAGE,  # JSInsufficientResourcesErr
     10028: _Response("no_resources", "give the server more memory", FULL_WAIT),  # JSMemoryResourcesExceededErr

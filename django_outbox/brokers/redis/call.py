@@ -48,7 +48,7 @@ class Pipeline:
         asking: whether the server gets the messages although another one still has their slot.
 
     Attributes:
-        waited: seconds that were spent in vain on a server that did not respond.
+        waited: seconds spent waiting for a server that did not respond.
     """
 
     def __init__(

@@ -271,7 +271,7 @@ class RedisConsumerConnection(ConsumerConnection):
                 self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
         if self._refusal and not is_known:
             logger.error(
-                "%(subject)s: messages could not be settled and will come again: %(reason)s",
+                "%(subject)s: messages could not be settled and will be redelivered: %(reason)s",
                 event="consumer.acknowledgements_lost",
                 subject=self._owner,
                 reason=self._refusal,

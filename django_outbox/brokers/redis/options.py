@@ -25,7 +25,7 @@ SSL_KEYS = {"cafile": "ssl_ca_certs", "certfile": "ssl_certfile", "keyfile": "ss
 """Keys of the option `ssl`, and redis-py's arguments."""
 
 VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
-"""Arguments of redis-py; before version 6 it does not check the host's name unless it is told to."""
+"""Arguments of redis-py; before version 6 it verifies the host's name only with this argument."""
 
 Address = tuple[str, int]
 """The host and the port of a server; the path and 0 of a Unix socket."""

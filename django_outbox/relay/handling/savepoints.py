@@ -65,7 +65,7 @@ class TransactionLost(Exception):
     def outcome(self) -> Outcome:
         """The outcome of the message; the first loss in a row counts no attempt.
 
-        The server or its connection may be to blame, and an outage must not use up attempts.
+        The server or its connection may be the cause, and an outage must not use up attempts.
         """
         message, is_timeout = self.message, isinstance(self.error, TransactionTimeout)
         reason = str(self.error) if is_timeout else describe(self.error, MAX_ERROR_LENGTH)
@@ -92,7 +92,7 @@ Result = Outcome | TransactionLost
 
 
 class Conflict(Exception):
-    """Another transaction was in the way of a message. What was written for it is rolled back."""
+    """A message conflicts with another transaction. What was written for it is rolled back."""
 
     def __init__(self, message: Message, error: BaseException) -> None:
         super().__init__(describe(error))
@@ -187,14 +187,14 @@ class Savepoints:
         """Decide the new state of a message after an attempt; the publisher may deal with a failure.
 
         Raises:
-            Conflict: another transaction was in the way of the publisher.
+            Conflict: the publisher's work conflicts with another transaction.
             TransactionLost: nothing of the batch has happened.
         """
         policy = self.phases.policy
         outcome = result.outcome if isinstance(result, TransactionLost) else result
         decisions = decide([message], [outcome], policy)
         if isinstance(result, TransactionLost) and result.attempted is not None:
-            # The publisher has dealt with the failure already, in vain.
+            # The publisher has already dealt with the failure, without success.
             return decisions
         if decisions.failed:
             final = self.run(message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome)
@@ -215,7 +215,7 @@ class Savepoints:
             work: gets the alias of the database.
 
         Raises:
-            Conflict: another transaction was in the way, and the message has not conflicted too often.
+            Conflict: the work conflicts with another transaction, and the message has not conflicted too often.
             TransactionLost: the savepoint is lost, and with it the transaction.
         """
         connection = self.connection
@@ -242,7 +242,7 @@ class Savepoints:
         return outcome
 
     def admits_retry(self, message: Message, error: BaseException) -> bool:
-        """Return whether another transaction was in the way of a message, so that the work on it is to begin again."""
+        """Return whether an error is a conflict after which the work on the message is to start over."""
         return self.store.is_conflict(error) and self.admits_conflict(message.id)
 
     @contextmanager

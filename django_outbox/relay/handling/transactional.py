@@ -48,9 +48,9 @@ class TransactionalDeliverer:
 
     If that transaction is lost, nothing of the batch has happened. Where it is known which message was in hand, that
     message is settled in another transaction: its attempt is counted, so that it cannot stop the others forever. If
-    only the commit fails, the messages are delivered one by one, in one transaction each, to find the one to blame.
+    only the commit fails, the messages are delivered one by one, in one transaction each, which finds the culprit.
 
-    If another transaction is in the way of a message, the batch ends before that message and is committed, which frees
+    If a message conflicts with another transaction, the batch ends before that message and is committed, which frees
     its locks. The message goes back as it was.
 
     Args:

@@ -24,7 +24,7 @@ class BrokerDeliverer:
                 if batch.rows:
                     self._is_careful = batch.settle(self._publish(batch), carefully=self._is_careful)
         except Unsettled:
-            # One row of the next batch may be to blame.
+            # One row of the next batch may be the cause.
             self._is_careful = True
             raise
         return batch.result
@@ -51,7 +51,7 @@ class BrokerDeliverer:
         return decide(messages, outcomes, self._phases.policy)
 
     def _send(self, messages: Sequence[Message]) -> list[Outcome]:
-        """Send messages to the broker. If the publisher raises, find those to blame."""
+        """Send messages to the broker. If the publisher raises, find the cause."""
         publisher = self._phases.publisher
         first = call_publisher(publisher.publish, messages)
         outcomes, error = first

@@ -1,4 +1,4 @@
-"""Isolate poison messages: split a batch that raises until the messages to blame are found."""
+"""Isolate poison messages: split a batch that raises until its culprits are found."""
 
 import itertools
 from collections import deque

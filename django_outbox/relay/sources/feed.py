@@ -35,7 +35,7 @@ class Feed:
 
     Attributes:
         server: the identifier and the timeline of the server.
-        ended: the reason why it is read no longer; blank while it is.
+        ended: the reason why it is no longer read; empty while it is.
     """
 
     def __init__(

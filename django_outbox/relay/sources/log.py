@@ -48,7 +48,7 @@ OPEN_INTERVAL = 5.0
 """Seconds between two attempts to read the log."""
 
 STANDBY_TIME = 10.0
-"""Seconds after which a worker that stands by delivers nevertheless, because the other one may have no broker."""
+"""Seconds after which a standby worker delivers nevertheless, because the other one may have no broker."""
 
 
 class Sample(NamedTuple):
@@ -127,7 +127,7 @@ class LogFollower:
 
     def add_wake_ups(self, names: Set[str]) -> Set[str]:
         """Return the names of the wake-ups of a worker with this log."""
-        # A worker that stands by would take a wake-up from the worker that reads the log.
+        # A standby worker would take a wake-up from the worker that reads the log.
         return frozenset() if self.stands_by else names | {self._name}
 
     def rewind(self) -> None:
@@ -210,7 +210,7 @@ class LogFollower:
         return Brought(messages, inspection.waiting, str(sampled), takes_all, goes_on)
 
     def _find_difference(self, stream: Stream, feed: Feed, inspection: Inspection) -> str:
-        """Return why the log may lack messages of the table; blank if it does not."""
+        """Return why the log may lack messages of the table; empty if it does not."""
         if feed.server != (stream.find_server() if self._start is None else feed.server[0], inspection.timeline):
             return "it is the log of another server"
         return "the publication has changed" if inspection.published != self._published else ""
@@ -257,7 +257,7 @@ class LogFollower:
         )
 
     def _close_feed(self, reason: str) -> None:
-        """Close the feed, if there is one; a blank reason is not logged."""
+        """Close the feed, if there is one; an empty reason is not logged."""
         if self._feed is not None:
             self._feed.close()
         self._feed = self._start = self._seen = self._sample = None

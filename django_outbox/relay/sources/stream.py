@@ -78,7 +78,7 @@ class StreamReader:
         log: brings new messages before a listing would find them.
 
     Attributes:
-        passed: a snapshot whose messages are delivered or in the table; blank without a stream.
+        passed: a snapshot whose messages are delivered or in the table; empty without a stream.
         next_look: the time at which there may be something to claim.
         has_nothing: whether the last claim found nothing, or another worker has the position.
         goes_on: whether there is more, although the last claim returned no message.

@@ -15,7 +15,7 @@ from django_outbox.utils.text import counted
 class Command(OutboxCommand):
     help = (
         "Delete the records of once() that are older than OUTBOX['INBOX_RETENTION'], in batches.\n"
-        "A message without a record counts as new if it comes again."
+        "A message without a record counts as new if it is redelivered."
     )
     examples = """
   manage.py inbox_purge                      delete as a running inbox does
