@@ -1,9 +1,11 @@
 """The messages of one call of `publish`, and their outcomes. A broker adds only the way to send and receive."""
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from django_outbox.messages import Outcome, rejected
+from django_outbox.brokers.publisher import BatchRefused
+from django_outbox.messages import Outcome, rejected, retry_later
 
 NOT_UTF8 = "it has text that UTF-8 cannot represent ({})"
 
@@ -60,3 +62,48 @@ class EncodedCall(Call[M], Generic[M, E]):
                 reason = error if isinstance(error, Unencodable) else Unencodable(NOT_UTF8.format(error.reason))
                 text = f"{carrier} cannot carry the message: {reason}."
                 self.outcomes[index] = rejected(text, error_class=f"{error_class}.{reason.error_class}")
+
+
+class PendingCall(EncodedCall[M, E]):
+    """A call for two threads: a connection's thread sends its messages, and another thread waits for the outcomes.
+
+    Once the messages are submitted, only the connection's thread changes the outcomes.
+
+    Attributes:
+        refusal: set if the broker refused one of several messages without identifying it.
+    """
+
+    def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
+        super().__init__(messages, encode, carrier=carrier, error_class=error_class)
+        self.missing = self.outcomes.count(None)
+        self.refusal: BatchRefused | None = None
+        self._error_class = f"{error_class}.refused"
+        self._done = threading.Event()
+
+    def set_outcome(self, index: int, outcome: Outcome) -> None:
+        if self.outcomes[index] is None:
+            self.outcomes[index] = outcome
+            self.missing -= 1
+            if not self.missing:
+                self._done.set()
+
+    def set_missing(self, outcome: Outcome) -> None:
+        for index in self.without_outcome():
+            self.set_outcome(index, outcome)
+
+    def refuse(self, error: str, cause: BaseException, *, permanent: bool = True) -> None:
+        """Record that the broker refused one of the messages without an outcome, and read no further ones."""
+        if self.missing == 1:
+            refused = rejected if permanent else retry_later
+            self.set_missing(refused(error, error_class=self._error_class, cause=cause))
+        elif self.missing:
+            self.refusal = BatchRefused(error, self.outcomes, permanent=permanent, error_class=self._error_class)
+            self.refusal.__cause__ = cause
+            self.end()
+
+    def end(self) -> None:
+        self._done.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all messages have an outcome, or `end`. Return False if the time ran out."""
+        return not self.missing or self._done.wait(seconds)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import spec
 
-from django_outbox.brokers.rabbitmq.publishing import NACKED, Unconfirmed
+from django_outbox.brokers.rabbitmq.publisher_connection import NACKED, Unconfirmed
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error

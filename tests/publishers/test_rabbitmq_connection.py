@@ -216,7 +216,7 @@ def test_a_connection_lost_while_idle_affects_no_message(
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.end_connections()
-    eventually(lambda: not connection_of(publisher).accepts_batches, "the publisher noticed the end")
+    eventually(lambda: not connection_of(publisher).accepts_more, "the publisher noticed the end")
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
 
 

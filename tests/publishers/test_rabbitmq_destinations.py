@@ -8,7 +8,7 @@ import pytest
 from django_outbox.brokers import suspensions
 from django_outbox.brokers.rabbitmq.call import Destinations
 from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder
-from django_outbox.brokers.rabbitmq.publishing import NACKED, RabbitMQBatch
+from django_outbox.brokers.rabbitmq.publisher_connection import NACKED, Transmission
 from django_outbox.messages import ACCEPTED, Message, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
@@ -18,8 +18,8 @@ from tests.support.rabbitmq.tools import Broker, MakePublisher
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
-def make_batch(message: Message) -> RabbitMQBatch:
-    return RabbitMQBatch(
+def make_batch(message: Message) -> Transmission:
+    return Transmission(
         [message], RabbitMQEncoder(exchange="", mandatory=True, persistent=True, key_header="key").encode
     )
 

@@ -104,7 +104,7 @@ def test_a_publisher_returns_to_its_preferred_node_between_batches(
     monkeypatch.setattr(connection, "AVOIDED_FOR", 1.0)
     first = connection_of(publisher)
     proxy.end_connections()
-    eventually(lambda: not first.accepts_batches, "the publisher noticed the end")
+    eventually(lambda: not first.accepts_more, "the publisher noticed the end")
     assert publisher.prepare() == ""
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert (proxy.connections, other.connections) == (1, 1)

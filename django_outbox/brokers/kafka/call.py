@@ -11,7 +11,7 @@ from confluent_kafka import Message as Delivered
 from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
-from django_outbox.brokers.kafka.publishing import KafkaPublisherConnection, ProducerPool
+from django_outbox.brokers.kafka.publisher_connection import KafkaPublisherConnection, ProducerPool
 from django_outbox.brokers.options import STALL_SHARE
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.kafka.call import KafkaCall
 from django_outbox.brokers.kafka.encoding import Headers, Record
 from django_outbox.brokers.kafka.options import TOPIC, read_config
-from django_outbox.brokers.kafka.publishing import ProducerPool
+from django_outbox.brokers.kafka.publisher_connection import ProducerPool
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED
 

@@ -9,7 +9,7 @@ from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.kafka.call import KafkaCall
 from django_outbox.brokers.kafka.encoding import KafkaEncoder
 from django_outbox.brokers.kafka.options import read_config, servers
-from django_outbox.brokers.kafka.publishing import ProducerPool
+from django_outbox.brokers.kafka.publisher_connection import ProducerPool
 from django_outbox.brokers.options import Template, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
 from django_outbox.brokers.nats.options import NatsOptions, explain_invalid_subject, require_name
-from django_outbox.brokers.nats.publishing import NatsCall, NatsPublisherConnection
+from django_outbox.brokers.nats.publisher_connection import NatsCall, NatsPublisherConnection
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome

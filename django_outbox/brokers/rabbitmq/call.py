@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch
+from django_outbox.brokers.rabbitmq.publisher_connection import Transmission
 from django_outbox.brokers.suspensions import FIRST_WAIT, FORGET_AFTER, Suspensions
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, set_aside
 
@@ -35,7 +35,7 @@ class Destinations(Suspensions[str]):
     def __init__(self, alias: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(f"Publisher {alias!r}", "'{}'".format, forget_after=FORGET_AFTER, clock=clock)
         self._trusted: set[str] = set()
-        self._unconfirmed: dict[str, RabbitMQBatch] = {}
+        self._unconfirmed: dict[str, Transmission] = {}
         self._next_round_at = 0.0
 
     def update(self) -> None:
@@ -47,7 +47,7 @@ class Destinations(Suspensions[str]):
             self.end(destination)
         super().update()
 
-    def set_aside(self, destination: str, reason: str, error_class: str, trial: RabbitMQBatch | None = None) -> Outcome:
+    def set_aside(self, destination: str, reason: str, error_class: str, trial: Transmission | None = None) -> Outcome:
         """Set a destination aside, and return the outcome of its messages.
 
         If the confirm of `trial` arrives late, the destination is resumed.
@@ -81,17 +81,17 @@ class Destinations(Suspensions[str]):
 class RabbitMQCall(Call[Message]):
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
-    A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
-    connection, including messages for other queues. Therefore one message for each unconfirmed destination is sent
-    over its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
-    otherwise they are set aside. Each batch encodes its own messages.
+    A transmission stalls if the broker responds but does not confirm all of it. A queue without quorum may stall the
+    whole connection, including messages for other queues. So one message for each unconfirmed destination is sent over
+    its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
+    otherwise they are set aside. Each transmission encodes its own messages.
     """
 
     def __init__(
         self,
         messages: Sequence[Message],
-        submit: Callable[[Sequence[Message]], RabbitMQBatch],
-        submit_trial: Callable[[Sequence[Message]], RabbitMQBatch],
+        submit: Callable[[Sequence[Message]], Transmission],
+        submit_trial: Callable[[Sequence[Message]], Transmission],
         destinations: Destinations,
     ) -> None:
         super().__init__(messages)
@@ -111,7 +111,7 @@ class RabbitMQCall(Call[Message]):
         """
         destinations = self._destinations
         healthy = [index for index in range(len(self.messages)) if destinations.is_trusted(self._destination(index))]
-        batch = self._submit([self.messages[index] for index in healthy]) if healthy else None
+        transmission = self._submit([self.messages[index] for index in healthy]) if healthy else None
         is_round = destinations.begin_round()
         trials = [
             index
@@ -124,17 +124,17 @@ class RabbitMQCall(Call[Message]):
         finally:
             for index in trials:
                 destinations.end_trial(self._destination(index))
-        if batch is not None:
-            batch.wait()
-            self.take_batch(healthy, batch)
+        if transmission is not None:
+            transmission.wait()
+            self.take_transmission(healthy, transmission)
         indexes = [index for index in self.without_outcome() if not self._is_set_aside(index)]
         if indexes:
-            self.take_batch(indexes, self._send(indexes))
+            self.take_transmission(indexes, self._send(indexes))
 
-    def take_batch(self, indexes: Sequence[int], batch: RabbitMQBatch) -> None:
-        """Take over the outcomes of a batch of these messages, and try each destination that was not confirmed."""
-        self._take_outcomes(indexes, batch)
-        if batch.stalled:
+    def take_transmission(self, indexes: Sequence[int], transmission: Transmission) -> None:
+        """Take over the outcomes of these messages, and try each destination that was not confirmed."""
+        self._take_outcomes(indexes, transmission)
+        if transmission.stalled:
             self._run_trials(self._first_per_destination(self.without_outcome(indexes)))
             again = [index for index in self.without_outcome(indexes) if not self._is_set_aside(index)]
             if again:
@@ -155,30 +155,30 @@ class RabbitMQCall(Call[Message]):
         # A message that still has no outcome was set aside by another thread, which has resumed its destination since.
         return self.complete(set_aside(STALLED, FIRST_WAIT, error_class=STALLED_CLASS))
 
-    def _send(self, indexes: Sequence[int]) -> RabbitMQBatch:
-        batch = self._submit([self.messages[index] for index in indexes])
-        batch.wait()
-        return batch
+    def _send(self, indexes: Sequence[int]) -> Transmission:
+        transmission = self._submit([self.messages[index] for index in indexes])
+        transmission.wait()
+        return transmission
 
     def _run_trials(self, indexes: Sequence[int]) -> None:
         """Send these messages, one per destination, over their own channels; resume or set aside each destination."""
         for start in range(0, len(indexes), MAX_TRIALS):
             part = indexes[start : start + MAX_TRIALS]
             trials = [(index, self._submit_trial([self.messages[index]])) for index in part]
-            _wait_for_trials([batch for _, batch in trials])
-            for index, batch in trials:
-                self._take_outcomes([index], batch)
+            _wait_for_trials([transmission for _, transmission in trials])
+            for index, transmission in trials:
+                self._take_outcomes([index], transmission)
                 outcome, destination = self.outcomes[index], self._destination(index)
                 if outcome is None:
-                    self._set_aside(index, STALLED, STALLED_CLASS, batch)
+                    self._set_aside(index, STALLED, STALLED_CLASS, transmission)
                 elif outcome.kind is OutcomeKind.UNANSWERED:
                     # The connection could not be opened, or was lost: the destination's other messages share that.
                     self._set_aside_now[destination] = outcome
-                elif not batch.nacked:
+                elif not transmission.nacked:
                     self._destinations.end(destination)
                     self._destinations.trust([destination])
 
-    def _set_aside(self, index: int, reason: str, error_class: str, trial: RabbitMQBatch | None = None) -> None:
+    def _set_aside(self, index: int, reason: str, error_class: str, trial: Transmission | None = None) -> None:
         destination = self._destination(index)
         self._set_aside_now[destination] = self._destinations.set_aside(destination, reason, error_class, trial)
 
@@ -197,12 +197,12 @@ class RabbitMQCall(Call[Message]):
             self._set_aside(index, outcome.error, outcome.error_class)
         self.take(refused, [None] * len(refused))
 
-    def _take_outcomes(self, indexes: Sequence[int], batch: RabbitMQBatch) -> None:
-        self.take(indexes, batch.outcomes)
-        self.has_outcome = self.has_outcome or any(batch.outcomes)
-        self.has_stalled = self.has_stalled or None in batch.outcomes
+    def _take_outcomes(self, indexes: Sequence[int], transmission: Transmission) -> None:
+        self.take(indexes, transmission.outcomes)
+        self.has_outcome = self.has_outcome or any(transmission.outcomes)
+        self.has_stalled = self.has_stalled or None in transmission.outcomes
         self._destinations.trust({self._destination(index) for index in indexes if self.outcomes[index] is ACCEPTED})
-        self._refusal = batch.refusal or self._refusal
+        self._refusal = transmission.refusal or self._refusal
 
     def _is_set_aside(self, index: int) -> bool:
         destination = self._destination(index)
@@ -218,14 +218,14 @@ class RabbitMQCall(Call[Message]):
         return list(firsts.values())
 
 
-def _wait_for_trials(batches: Sequence[RabbitMQBatch]) -> None:
+def _wait_for_trials(transmissions: Sequence[Transmission]) -> None:
     """Wait until each has an outcome, or the broker has confirmed none for `TRIAL_TIMEOUT`."""
-    waiting = batches
+    waiting = transmissions
     while waiting:
         deadline = time.monotonic() + TRIAL_TIMEOUT
-        for batch in waiting:
-            batch.wait(max(deadline - time.monotonic(), 0.0))
-        unconfirmed = [batch for batch in waiting if batch.missing]
+        for transmission in waiting:
+            transmission.wait(max(deadline - time.monotonic(), 0.0))
+        unconfirmed = [transmission for transmission in waiting if transmission.missing]
         if len(unconfirmed) == len(waiting):
             return
         waiting = unconfirmed

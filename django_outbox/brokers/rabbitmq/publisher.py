@@ -14,7 +14,11 @@ from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
 from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.encoding import Encoded, RabbitMQEncoder, as_event
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
-from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch, RabbitMQPublisherConnection, TrialConnection
+from django_outbox.brokers.rabbitmq.publisher_connection import (
+    RabbitMQPublisherConnection,
+    Transmission,
+    TrialConnection,
+)
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.logs import logger
 from django_outbox.utils.threads import after_fork
@@ -120,20 +124,20 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         began = time.monotonic()
         if self._destinations:
             self._destinations.update()
-        batch = None
+        transmission = None
         if not self._destinations:
             self._end_trials()
-            batch = self._submit(messages)
-            batch.wait()
-            if batch.needs_no_trial:
+            transmission = self._submit(messages)
+            transmission.wait()
+            if transmission.needs_no_trial:
                 self._silent_since = None
-                return batch.complete()
+                return transmission.complete()
         submit_trial = partial(self._submit, is_trial=True)
         call = RabbitMQCall(messages, self._submit, submit_trial, self._destinations)
-        if batch is None:
+        if transmission is None:
             call.publish()
         else:
-            call.take_batch(range(len(messages)), batch)
+            call.take_transmission(range(len(messages)), transmission)
         outcomes = call.result()
         if call.has_outcome:
             self._silent_since = None
@@ -151,23 +155,23 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         for connection in connections:
             connection.close()
 
-    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> RabbitMQBatch:
-        batch = RabbitMQBatch(messages, self._encode)
+    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> Transmission:
+        transmission = Transmission(messages, self._encode)
         usable_connection = self._usable_trials if is_trial else self._usable_connection
-        while batch.missing and not usable_connection().submit(batch):
+        while transmission.missing and not usable_connection().submit(transmission):
             pass
-        return batch
+        return transmission
 
     def _usable_connection(self) -> RabbitMQPublisherConnection:
         with self._lock:
-            if self._connection is None or not self._connection.accepts_batches:
+            if self._connection is None or not self._connection.accepts_more:
                 self._connection = RabbitMQPublisherConnection(self, self._nodes)
             return self._connection
 
     def _usable_trials(self) -> TrialConnection:
         """Return a separate connection for trials, because a message that tries a sick queue stalls its connection."""
         with self._lock:
-            if self._trials is None or not self._trials.accepts_batches:
+            if self._trials is None or not self._trials.accepts_more:
                 self._trials = TrialConnection(self, self._nodes)
             return self._trials
 
@@ -179,7 +183,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
                 trials.retire()
 
     def _retire(self, connection: RabbitMQPublisherConnection) -> None:
-        """Retire a connection after the batches in hand. The next one is sent over a new connection."""
+        """Retire a connection after the transmissions in hand. The next one is sent over a new connection."""
         with self._lock:
             if connection is self._connection:
                 self._connection = None

@@ -16,7 +16,7 @@ from django.conf import settings
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from django_outbox.brokers.rabbitmq.publishing import BatchChannel, RabbitMQPublisherConnection
+from django_outbox.brokers.rabbitmq.publisher_connection import PublisherChannel, RabbitMQPublisherConnection
 from django_outbox.messages import Message, Outcome
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
@@ -242,7 +242,7 @@ def connection_of(publisher: RabbitMQPublisher) -> RabbitMQPublisherConnection:
     return publisher._connection
 
 
-def channels_of(publisher: RabbitMQPublisher) -> list[BatchChannel]:
+def channels_of(publisher: RabbitMQPublisher) -> list[PublisherChannel]:
     return connection_of(publisher)._channels
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nats.errors import StaleConnectionError
 
-from django_outbox.brokers.connection_thread import PendingCall
+from django_outbox.brokers.call import PendingCall
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import NatsMessage, encode_hpub
 from django_outbox.brokers.nats.errors import (

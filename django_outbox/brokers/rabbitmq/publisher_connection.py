@@ -1,4 +1,4 @@
-"""One connection of a publisher to RabbitMQ: sends batches over channels, and reads the broker's responses."""
+"""One connection of a publisher to RabbitMQ: sends transmissions over channels, and reads the broker's responses."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from pika.frame import Method
 from pika.spec import Basic, BasicProperties
 from pika.spec import Connection as ConnectionMethods
 
-from django_outbox.brokers.connection_thread import PendingCall
+from django_outbox.brokers.call import PendingCall
 from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import Encoded
 from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
@@ -36,7 +36,7 @@ NACKED = retry_later(
 )
 
 
-class RabbitMQBatch(PendingCall[Message, Encoded]):
+class Transmission(PendingCall[Message, Encoded]):
     """Messages that were submitted together.
 
     After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or
@@ -76,7 +76,7 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
         return self.missing < missing
 
     def stall(self) -> None:
-        """Mark the batch as stalled: the broker responds but does not confirm the remaining messages."""
+        """Mark the transmission as stalled: the broker responds but does not confirm the remaining messages."""
         self._settle_returned()
         if self.missing:
             self.stalled = True
@@ -89,7 +89,7 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
     def note_return(self, message_id: str, outcome: Outcome) -> None:
         """Keep the outcome of a returned message, because the confirm that follows would accept it.
 
-        A return carries no delivery tag. If a message is in a batch twice, its returns arrive in the order of sending.
+        A return carries no delivery tag. If a message is in it twice, its returns arrive in the order of sending.
         """
         if not self._unreturned:
             for index, message in enumerate(self.messages):
@@ -115,7 +115,7 @@ class Unconfirmed:
         self._indexes: dict[int, int] = {}
 
     def add(self, indexes: Iterable[int]) -> None:
-        """Add messages that have just been sent, by their index in the batch."""
+        """Add messages that have just been sent, by their index in the transmission."""
         for index in indexes:
             self.last_tag += 1
             self._indexes[self.last_tag] = index
@@ -129,10 +129,10 @@ class Unconfirmed:
         return [self._indexes.pop(each) for each in tags if each in self._indexes]
 
 
-class BatchChannel:
-    """Carries one batch at a time: if the broker closes the channel because of a message, it is one of that batch.
+class PublisherChannel:
+    """Carries one transmission at a time, so if the broker closes it because of a message, that one is the cause.
 
-    A channel lives on the connection's thread. It is free when it is open, and whenever its batch is complete.
+    A channel lives on the connection's thread. It is free when it is open, and whenever its transmission is complete.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class BatchChannel:
         options: PublishingOptions,
         *,
         write: Callable[[bytes], None],
-        on_free: Callable[["BatchChannel"], None],
-        on_closed: Callable[["BatchChannel", Exception], None],
+        on_free: Callable[["PublisherChannel"], None],
+        on_closed: Callable[["PublisherChannel", Exception], None],
     ) -> None:
         self.is_open = False
         self.nacked = False
-        self.batch: RabbitMQBatch | None = None
+        self.transmission: Transmission | None = None
         self._options = options
         self._write = write
         self._on_free = on_free
@@ -159,7 +159,7 @@ class BatchChannel:
 
     @property
     def is_free(self) -> bool:
-        return self.is_open and self.batch is None
+        return self.is_open and self.transmission is None
 
     @property
     def seconds_waiting(self) -> float:
@@ -170,7 +170,7 @@ class BatchChannel:
         self._waiting_since = time.monotonic()
 
     def close(self) -> None:
-        self.batch = None
+        self.transmission = None
         if self._channel.is_open:
             self._channel.close()
 
@@ -201,31 +201,31 @@ class BatchChannel:
 
     # Sending
 
-    def take(self, batch: RabbitMQBatch) -> None:
-        self.batch = batch
+    def take(self, transmission: Transmission) -> None:
+        self.transmission = transmission
         self.restart_clock()
 
     def send(self, max_messages: int) -> bool:
-        batch = self.batch
-        if batch is None or batch.sent == len(batch.messages):
+        transmission = self.transmission
+        if transmission is None or transmission.sent == len(transmission.messages):
             return False
-        stop = min(batch.sent + max_messages, len(batch.messages))
+        stop = min(transmission.sent + max_messages, len(transmission.messages))
         sent: list[int] = []
         frames: list[bytes] = []
-        for index in range(batch.sent, stop):
-            if batch.outcomes[index] is not None:
+        for index in range(transmission.sent, stop):
+            if transmission.outcomes[index] is not None:
                 continue
-            encoded = batch.encoded[index]
+            encoded = transmission.encoded[index]
             if encoded.header_size > self._frame_max:
                 error = (
                     f"the headers make a frame of {encoded.header_size:,} bytes in AMQP; "
                     f"the frame_max agreed with the broker is {self._frame_max:,}."
                 )
-                batch.set_outcome(index, rejected(error, error_class="rabbitmq.too_large"))
+                transmission.set_outcome(index, rejected(error, error_class="rabbitmq.too_large"))
                 continue
-            append_message(frames, self.number, encoded, batch.messages[index].payload, self._frame_max)
+            append_message(frames, self.number, encoded, transmission.messages[index].payload, self._frame_max)
             sent.append(index)
-        batch.sent = stop
+        transmission.sent = stop
         if sent:
             self._write(b"".join(frames))
             self._unconfirmed.add(sent)
@@ -235,7 +235,7 @@ class BatchChannel:
                 tag = self._unconfirmed.last_tag
                 self._channel.basic_qos(callback=lambda _frame: self.confirm(True, tag, True))
         self._release_if_complete()
-        return self.batch is not None and stop < len(batch.messages)
+        return self.transmission is not None and stop < len(transmission.messages)
 
     # Responses (only newer releases of pika have generic frames, so their types are quoted)
 
@@ -246,9 +246,9 @@ class BatchChannel:
     def confirm(self, ack: bool, tag: int, multiple: bool) -> None:
         """Record that the broker confirmed, or nacked, the message with this tag, or all messages up to it."""
         indexes = self._unconfirmed.confirm(tag, multiple=multiple)
-        if self.batch is not None and indexes:
+        if self.transmission is not None and indexes:
             self.nacked = self.nacked or not ack
-            self.batch.confirm(indexes, ACCEPTED if ack else NACKED)
+            self.transmission.confirm(indexes, ACCEPTED if ack else NACKED)
             self.restart_clock()
             self._release_if_complete()
 
@@ -257,22 +257,24 @@ class BatchChannel:
             f"unroutable: {method.reply_code} {method.reply_text}, exchange {method.exchange!r}, "
             f"routing key {method.routing_key!r}; bind a queue, or set mandatory=False"
         )
-        if self.batch is not None:
-            self.batch.note_return(str(properties.message_id), rejected(error, error_class="rabbitmq.unroutable"))
+        if self.transmission is not None:
+            self.transmission.note_return(
+                str(properties.message_id), rejected(error, error_class="rabbitmq.unroutable")
+            )
 
     def _release_if_complete(self) -> None:
-        if self.batch is not None and not self.batch.missing:
-            self.batch = None
+        if self.transmission is not None and not self.transmission.missing:
+            self.transmission = None
             self._on_free(self)
 
 
 class RabbitMQPublisherConnection(RabbitMQConnection):
-    """Sends batches side by side, each over its own channel.
+    """Sends transmissions side by side, each over its own channel.
 
-    So a channel that the broker closes because of a message takes no other batch with it.
+    So a channel that the broker closes because of a message takes no other transmission with it.
 
     If the broker confirms nothing for a while, another connection probes whether it responds at all. If it does, the
-    batches are given back as stalled.
+    transmissions are given back as stalled.
     """
 
     kind = "publisher"
@@ -281,9 +283,9 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         super().__init__(options, nodes, lambda connection: ConfirmWire(connection, self._on_confirm))
         self._options = options
         self._lock = Lock()
-        self._unsent: deque[RabbitMQBatch] = deque()
-        self._accepts_batches = True
-        self._channels: list[BatchChannel] = []
+        self._unsent: deque[Transmission] = deque()
+        self._accepts_more = True
+        self._channels: list[PublisherChannel] = []
         # Abandoned channels that the broker has not closed yet.
         self._closing = 0
         self._blocked_reason: str | None = None
@@ -293,20 +295,20 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._thread.start()
 
     @property
-    def accepts_batches(self) -> bool:
-        return self._accepts_batches
+    def accepts_more(self) -> bool:
+        return self._accepts_more
 
-    def submit(self, batch: RabbitMQBatch) -> bool:
-        """Queue a batch for sending. Returns False if the connection is retired or has ended."""
+    def submit(self, transmission: Transmission) -> bool:
+        """Queue a transmission for sending. Returns False if the connection is retired or has ended."""
         with self._lock:
-            if not self._accepts_batches:
+            if not self._accepts_more:
                 return False
-            self._unsent.append(batch)
+            self._unsent.append(transmission)
         self._call(self._send)
         return True
 
     def retire(self) -> None:
-        """Accept no more batches, and close the connection when all others are complete."""
+        """Accept no more transmissions, and close the connection when all others are complete."""
         self._accept_no_more()
         self._call(self._close_if_retired)
 
@@ -343,7 +345,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     def _accept_no_more(self) -> None:
         with self._lock:
-            self._accepts_batches = False
+            self._accepts_more = False
 
     # Channels
 
@@ -354,7 +356,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._open_channel()
 
     def _open_channel(self) -> None:
-        channel = BatchChannel(
+        channel = PublisherChannel(
             self._connection,
             self._options,
             write=self._wire.write,
@@ -363,7 +365,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         )
         self._channels.append(channel)
 
-    def _on_channel_free(self, channel: BatchChannel) -> None:
+    def _on_channel_free(self, channel: PublisherChannel) -> None:
         if not self._is_settled.is_set():
             self._note_ready(f"connected to RabbitMQ at {self.address}")
         if channel.nacked:
@@ -373,30 +375,30 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._call(self._send)
         self._close_if_retired()
 
-    def _on_channel_closed(self, channel: BatchChannel, error: Exception) -> None:
+    def _on_channel_closed(self, channel: PublisherChannel, error: Exception) -> None:
         if channel not in self._channels:
             self._closing -= 1
             return
-        # When the connection ends, pika closes its channels too. That is not about their batches.
+        # When the connection ends, pika closes its channels too. That is not about their transmissions.
         if self.error or not self._connection.is_open:
             return
-        batch = channel.batch
-        if batch is None or not blames_message(error):
+        transmission = channel.transmission
+        if transmission is None or not blames_message(error):
             self._end(f"RabbitMQ closed the channel: {explain(error)}")
             self._close_now()
             return
         self._channels.remove(channel)
         limit = max_message_size(error)
-        if limit is not None and batch.reject_larger(limit):
-            if batch.missing:
-                batch.sent = 0
-                self._unsent.appendleft(batch)
+        if limit is not None and transmission.reject_larger(limit):
+            if transmission.missing:
+                transmission.sent = 0
+                self._unsent.appendleft(transmission)
         else:
             text = f"RabbitMQ refused the message: {explain(error)}"
-            batch.refuse(text, error, permanent=not lacks_permission(error))
+            transmission.refuse(text, error, permanent=not lacks_permission(error))
         self._send()
 
-    def _abandon(self, channel: BatchChannel) -> None:
+    def _abandon(self, channel: PublisherChannel) -> None:
         """Close a channel. Its number can be used again only when the broker has closed it too."""
         self._channels.remove(channel)
         channel.close()
@@ -408,7 +410,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
     # Sending
 
     def _send(self) -> None:
-        """Send the waiting batches, and the rest of the batches in flight, a turn at a time."""
+        """Send the waiting transmissions, and the rest of the transmissions in flight, a turn at a time."""
         if self.error or not self._is_settled.is_set() or self._blocked_reason is not None:
             return
         for channel in self._channels:
@@ -441,7 +443,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         return max((channel.seconds_waiting for channel in self._channels), default=0.0)
 
     def _watch(self) -> None:
-        """Start the timer that detects missing responses; one timer serves all batches."""
+        """Start the timer that detects missing responses; one timer serves all transmissions."""
         if not self._is_watching and not self.error and not all(channel.is_free for channel in self._channels):
             self._is_watching = True
             seconds = self._seconds_waiting
@@ -470,7 +472,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._probe = Probe(self._options, Nodes([self.host]), partial(self._call, self._abandon_stalled))
 
     def _abandon_stalled(self) -> None:
-        """Give back the batches that the broker does not confirm, although it responds, and accept no more.
+        """Give back the transmissions that the broker does not confirm, although it responds, and accept no more.
 
         A queue without quorum leaves messages unconfirmed, and may stall the whole channel at its first message. After
         about 400 messages behind it, RabbitMQ reads nothing more from the connection, so another one takes over.
@@ -482,12 +484,15 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         if not stalled:
             return
         self._accept_no_more()
-        batches = [*self._unsent, *(channel.batch for channel in stalled if channel.batch is not None)]
+        transmissions = [
+            *self._unsent,
+            *(channel.transmission for channel in stalled if channel.transmission is not None),
+        ]
         self._unsent.clear()
         for channel in stalled:
             self._abandon(channel)
-        for batch in batches:
-            batch.stall()
+        for transmission in transmissions:
+            transmission.stall()
         if not self._in_flight:
             self._end(f"RabbitMQ at {self.address} confirms nothing over the connection")
             self._cut()
@@ -509,11 +514,11 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
     # Ending
 
     @property
-    def _in_flight(self) -> list[RabbitMQBatch]:
-        return [channel.batch for channel in self._channels if channel.batch is not None]
+    def _in_flight(self) -> list[Transmission]:
+        return [channel.transmission for channel in self._channels if channel.transmission is not None]
 
     def _close_if_retired(self) -> None:
-        if not self._accepts_batches and not self.error and not self._unsent and not self._in_flight:
+        if not self._accepts_more and not self.error and not self._unsent and not self._in_flight:
             self._close_now()
 
     def _close_now(self) -> None:
@@ -525,15 +530,15 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         return super()._explain_loss(error)
 
     def _release(self, error: str) -> None:
-        """Accept no more batches, and leave every message without an outcome unanswered."""
+        """Accept no more transmissions, and leave every message without an outcome unanswered."""
         self._accept_no_more()
-        batches = [*self._in_flight, *self._unsent]
+        transmissions = [*self._in_flight, *self._unsent]
         self._channels.clear()
         self._unsent.clear()
         # The relay reports an outage, once; an attempt to connect may be one of hundreds.
         self._log(logging.DEBUG, error, event="broker.connection_ended")
-        for batch in batches:
-            batch.set_missing(unanswered(error))
+        for transmission in transmissions:
+            transmission.set_missing(unanswered(error))
 
 
 class TrialConnection(RabbitMQPublisherConnection):
