@@ -70,7 +70,6 @@ NATS = Broker(
             "servers": url,
             "stream": stream_name(names.shop),
             "durable": stream_name(names.billing),
-            "filter_subject": f"{names.shop}.order.placed",
         },
     },
     destination="shop.destinations.nats.JetStreamDestination",

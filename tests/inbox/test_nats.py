@@ -1,4 +1,4 @@
-"""The JetStream consumer: its options, its durable consumer, its dead letters, and what it reads."""
+"""The JetStream consumer: its options, its durable consumer, and what it reads."""
 
 import datetime
 import json
@@ -14,13 +14,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from django_outbox.brokers import Incoming, Refused, Unavailable
+from django_outbox.brokers import Incoming, Unavailable
 from django_outbox.brokers.nats import JetStreamConsumer
 from django_outbox.brokers.nats.encoding import NatsDelivery, origin_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.messages import ACCEPTED
-from tests.inbox.conftest import QUICK, outbox_of, payloads, running
+from tests.inbox.conftest import QUICK, outbox_of, running
 from tests.inbox.sources.nats import JetStreamSource
 from tests.support.claimed import make_message
 from tests.support.nats.server import NatsServer
@@ -40,7 +40,7 @@ def make_consumer() -> Iterator[MakeConsumer]:
     made: list[JetStreamConsumer] = []
 
     def make(stream: str, **options: Any) -> JetStreamConsumer:
-        given = {"servers": nats_url(), "durable": "billing", "ack_wait": 1.0, **options}
+        given = {"servers": nats_url(), "durable": "billing", **options}
         made.append(JetStreamConsumer("billing", **{"stream": stream, **given}))
         return made[-1]
 
@@ -52,6 +52,14 @@ def make_consumer() -> Iterator[MakeConsumer]:
 def is_settled(nats: Nats, stream: str) -> bool:
     info = nats.run(lambda: nats.js.consumer_info(stream, "billing"))
     return not info.num_pending and not info.num_ack_pending
+
+
+def make_stream(nats: Nats, ack_wait: float = 1.0, **config: Any) -> str:
+    """Create a stream with a durable consumer, and return its name."""
+    stream = nats.stream()
+    given = {"durable_name": "billing", "ack_policy": AckPolicy.EXPLICIT, "ack_wait": ack_wait, **config}
+    nats.run(lambda: nats.js.add_consumer(stream, ConsumerConfig(**given)))
+    return stream
 
 
 def receive(consumer: JetStreamConsumer, count: int) -> list[Incoming]:
@@ -77,10 +85,7 @@ def put(nats: Nats, stream: str, *bodies: bytes, **headers: str) -> None:
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is blank; set it to the name of the stream"),
     "durable": ({"durable": "a.b"}, "durable is 'a.b'; it must be a name without"),
-    "filter": ({"filter_subject": "a b"}, "filter_subject is 'a b'; it must be a subject"),
-    "ack_wait": ({"ack_wait": 0}, "ack_wait is 0"),
-    "dead_letters": ({"dead_letters": "a.*"}, "dead_letters is 'a.*'; it must be a subject"),
-    "reject": ({"invalid": "reject"}, "dead_letters is blank, but unknown_types or invalid is 'reject'"),
+    "reject": ({"invalid": "reject"}, "NATS has no dead letters; use 'store' or 'drop'"),
     "servers": ({"servers": "http://s3cret@host"}, "a URL must begin with nats:// or tls://"),
 }
 
@@ -101,30 +106,10 @@ def test_the_source_shows_no_login():
 # The durable consumer
 
 
-def test_a_missing_durable_consumer_is_created(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
-    put(nats, f"{stream}.orders", b"1")
-    put(nats, f"{stream}.other", b"2")
-    consumer = make_consumer(stream, filter_subject=f"{stream}.orders", ack_wait=7.0)
-    consumer.open()
-    assert [message.body for message in receive(consumer, 1)] == [b"1"]
-    config = nats.run(lambda: nats.js.consumer_info(stream, "billing")).config
-    assert (config.ack_wait, config.filter_subject) == (7.0, f"{stream}.orders")
-    # It exists now, and stays as it is.
-    make_consumer(stream, ack_wait=9.0).open()
-    assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).config.ack_wait == 7.0
-
-
 def test_a_consumer_that_is_only_opened_changes_nothing(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
+    stream = make_stream(nats)
     put(nats, stream, b"1")
     consumer = make_consumer(stream)
-    consumer.open()
-    consumer.close()
-    assert nats.run(lambda: nats.js.consumers_info(stream)) == []
-    consumer.open()
-    assert [message.body for message in receive(consumer, 1)] == [b"1"]
-    consumer.close()
     before = nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered
     consumer.open()
     time.sleep(0.3)
@@ -144,11 +129,14 @@ UNFIT = {
 def test_a_durable_consumer_that_does_not_fit_is_not_used(
     nats: Nats, make_consumer: MakeConsumer, config: dict[str, Any], text: str
 ):
-    stream = nats.stream()
-    given = ConsumerConfig(**{"durable_name": "billing", "ack_policy": AckPolicy.EXPLICIT, **config})
-    nats.run(lambda: nats.js.add_consumer(stream, given))
+    stream = make_stream(nats, **config)
     with pytest.raises(Unavailable, match=text):
         make_consumer(stream).open()
+
+
+def test_a_missing_durable_consumer_is_named(nats: Nats, make_consumer: MakeConsumer):
+    with pytest.raises(Unavailable, match="there is no consumer 'billing' of stream"):
+        make_consumer(nats.stream()).open()
 
 
 def test_a_missing_stream_is_named(make_consumer: MakeConsumer):
@@ -157,7 +145,7 @@ def test_a_missing_stream_is_named(make_consumer: MakeConsumer):
 
 
 def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
+    stream = make_stream(nats)
     consumer = make_consumer(stream)
     put(nats, stream, b"0")
     consumer.open()
@@ -172,9 +160,6 @@ def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make
         return False
 
     eventually(has_ended, "the consumer is unavailable")
-    consumer.open()
-    put(nats, stream, b"1")
-    assert [message.body for message in receive(consumer, 2)] == [b"0", b"1"]
 
 
 def test_jetstream_that_is_not_enabled_is_named(make_consumer: MakeConsumer):
@@ -198,23 +183,19 @@ def permissions(*denied: str) -> str:
     [
         ("$JS.API.CONSUMER.MSG.NEXT.>", "permit the user to publish to $JS.API.CONSUMER.MSG.NEXT.{stream}.billing"),
         ("$JS.ACK.>", "permit the user to publish to $JS.ACK.>"),
-        ("dead.billing", "the user may not publish to this subject"),
     ],
-    ids=["requests", "acknowledgements", "dead letters"],
+    ids=["requests", "acknowledgements"],
 )
 def test_a_missing_permission_is_an_error_with_the_remedy(make_consumer: MakeConsumer, denied: str, text: str):
     with NatsServer(permissions(denied)) as server, Nats(server.url, user="admin", password="admin") as nats:
-        stream = nats.stream()
-        nats.stream("dead.billing")
+        stream = make_stream(nats, ack_wait=60.0)
         put(nats, stream, b"{")
-        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        consumer = make_consumer(stream, servers=url, invalid="reject", dead_letters="dead.billing", ack_wait=60.0)
+        consumer = make_consumer(stream, servers=f"nats://narrow:narrow@127.0.0.1:{server.port}")
         consumer.open()
 
         def read() -> str:
             try:
-                batch = consumer.receive(0.05)
-                consumer.settle(batch, [message.tag for message in batch] if denied == "dead.billing" else ())
+                consumer.settle(consumer.receive(0.05), ())
             except Unavailable as error:
                 return str(error)
             return ""
@@ -231,7 +212,7 @@ def test_an_outage_lasts_while_connections_are_accepted_and_requests_refused(cap
         closing(JetStreamSource()) as source,
     ):
         url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        options = {"servers": url, "stream": nats.stream()}
+        options = {"servers": url, "stream": make_stream(nats)}
         limits = replace(QUICK, proof_time=5.0)
         with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=limits)) as inbox:
             eventually(lambda: caplog.text.count("reads stream") >= 3)
@@ -250,10 +231,10 @@ def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: p
         Nats(server.url, user="admin", password="admin") as nats,
         closing(JetStreamSource()) as source,
     ):
-        stream = nats.stream()
+        stream = make_stream(nats, ack_wait=2.0)
         put(nats, stream, b"1")
         url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        options = {"servers": url, "stream": stream, "ack_wait": 2.0}
+        options = {"servers": url, "stream": stream}
         limits = replace(QUICK, proof_time=1.0)
         with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=limits)) as inbox:
             eventually(lambda: caplog.text.count("reads stream") >= 4)
@@ -270,10 +251,9 @@ def test_an_inbox_that_ends_when_idle_gives_up_if_it_may_not_acknowledge_however
         closing(JetStreamSource()) as source,
     ):
         url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        stream = nats.stream()
-        for number in range(20):
-            put(nats, stream, b"%d" % number)
-        options = {"servers": url, "stream": stream, "batch_size": 1, "ack_wait": 1.0}
+        stream = make_stream(nats)
+        put(nats, stream, *[b"%d" % number for number in range(20)])
+        options = {"servers": url, "stream": stream, "batch_size": 1}
         with (
             override_settings(OUTBOX=outbox_of(source, **options)),
             pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"),
@@ -285,9 +265,9 @@ def test_an_inbox_that_ends_when_idle_gives_up_if_it_may_not_acknowledge_however
 
 
 def test_a_message_in_hand_is_not_delivered_again_however_long_it_takes(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
+    stream = make_stream(nats, ack_wait=2.0)
     put(nats, stream, b"1")
-    consumer = make_consumer(stream, ack_wait=2.0)
+    consumer = make_consumer(stream)
     consumer.open()
     held = receive(consumer, 1)
     count = nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq
@@ -301,7 +281,7 @@ def test_a_message_in_hand_is_not_delivered_again_however_long_it_takes(nats: Na
 def test_a_connection_that_does_not_close_properly_leaves_its_messages_to_another_one_in_order(
     nats: Nats, make_consumer: MakeConsumer, proxies: Proxies
 ):
-    stream, proxy = nats.stream(), proxies.open(nats_port())
+    stream, proxy = make_stream(nats), proxies.open(nats_port())
     put(nats, stream, *[b"%d" % n for n in range(20)])
     dying = make_consumer(stream, servers=nats_url(port=proxy.port), batch_size=3)
     dying.open()
@@ -316,9 +296,9 @@ def test_a_connection_that_does_not_close_properly_leaves_its_messages_to_anothe
 
 
 def test_messages_in_hand_are_given_back_when_the_consumer_is_closed(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
+    stream = make_stream(nats, ack_wait=600.0)
     put(nats, stream, b"1", b"2")
-    consumer = make_consumer(stream, ack_wait=600.0)
+    consumer = make_consumer(stream)
     consumer.open()
     receive(consumer, 2)
     consumer.close()
@@ -326,55 +306,8 @@ def test_messages_in_hand_are_given_back_when_the_consumer_is_closed(nats: Nats,
     assert [each.data for each in nats.run(lambda: subscription.fetch(2, timeout=60))] == [b"1", b"2"]
 
 
-def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
-    dead = f"{stream}-dead"
-    put(nats, stream, b"{", **{"outbox-message-id": "7", "Nats-Msg-Id": "7"})
-    consumer = make_consumer(stream, invalid="reject", dead_letters=dead)
-    consumer.open()
-    (message,) = receive(consumer, 1)
-    with pytest.raises(Refused, match=f"no stream has stored a dead letter at '{dead}': no stream has this subject"):
-        consumer.settle([message], [message.tag])
-    letters = nats.stream(dead)
-    consumer.open()
-    (message,) = receive(consumer, 1)
-    consumer.settle([message], [message.tag])
-    eventually(lambda: is_settled(nats, stream))
-    (letter,) = nats.take(letters)
-    assert (letter.data, letter.headers["outbox-message-id"]) == (b"{", "7")
-
-
-def test_deliveries_of_a_message_that_are_rejected_together_are_no_refusal(nats: Nats, make_consumer: MakeConsumer):
-    stream, dead = nats.stream(), nats.stream()
-    put(nats, stream, b"{")
-    consumer = make_consumer(stream, invalid="reject", dead_letters=dead, ack_wait=60.0)
-    consumer.open()
-    first = receive(consumer, 1)
-    nats.run(lambda: nats.client.publish(f"$JS.ACK.{stream}.billing.1.1.1.0.0", b"-NAK"))
-    both = [*first, *receive(consumer, 1)]
-    consumer.settle(both, [message.tag for message in both])
-    eventually(lambda: is_settled(nats, stream))
-    assert nats.count(dead) == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_while_dead_letters_cannot_be_stored_the_consumer_is_unavailable(nats: Nats):
-    with closing(JetStreamSource()) as source:
-        dead = f"{source.name}-nowhere"
-        outbox = outbox_of(source, invalid="reject", dead_letters=dead)
-        with override_settings(OUTBOX=outbox), running(Inbox(limits=QUICK)) as inbox:
-            source.send(raw=b"{")
-            source.send(1)
-            (outage,) = eventually(lambda: inbox.outages)
-            assert "no stream has stored a dead letter" in outage.reason
-            letters = nats.stream(dead)
-            eventually(lambda: source.unsettled() == 0)
-        assert payloads("default") == [1]
-        assert nats.count(letters) == 1
-
-
-def test_a_message_that_is_rejected_without_dead_letters_does_not_come_again(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
+def test_a_rejected_message_is_not_redelivered(nats: Nats, make_consumer: MakeConsumer):
+    stream = make_stream(nats)
     put(nats, stream, b"1")
     consumer = make_consumer(stream)
     consumer.open()
@@ -384,24 +317,6 @@ def test_a_message_that_is_rejected_without_dead_letters_does_not_come_again(nat
     consumer.close()
     consumer.open()
     assert not consumer.receive(0.5)
-
-
-@pytest.mark.parametrize("header", [{"tenant": "acme"}, {}], ids=["with headers", "without headers"])
-@pytest.mark.parametrize("size", [2**20, 2**20 - 20])
-def test_a_dead_letter_of_the_greatest_size_is_stored(
-    nats: Nats, make_consumer: MakeConsumer, size: int, header: dict[str, str]
-):
-    stream, dead = nats.stream(), nats.stream()
-    taken = len(b"NATS/1.0\r\ntenant: acme\r\n\r\n") if header else 0
-    put(nats, stream, b"{" * (size - taken), **header)
-    consumer = make_consumer(stream, invalid="reject", dead_letters=dead)
-    consumer.open()
-    (message,) = receive(consumer, 1)
-    consumer.settle([message], [message.tag])
-    eventually(lambda: is_settled(nats, stream))
-    consumer.close()
-    (found,) = nats.take(dead)
-    assert (found.data, found.headers) == (message.body, header)
 
 
 def test_requests_respect_the_limits_of_the_durable_consumer(nats: Nats, make_consumer: MakeConsumer):
@@ -418,22 +333,11 @@ def test_requests_respect_the_limits_of_the_durable_consumer(nats: Nats, make_co
     assert info.num_ack_pending == 50
 
 
-def test_dead_letters_may_be_in_the_same_stream(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
-    put(nats, f"{stream}.orders", b"{", **{"Nats-Msg-Id": "7"})
-    consumer = make_consumer(stream, filter_subject=f"{stream}.orders", invalid="reject", dead_letters=f"{stream}.dead")
-    consumer.open()
-    (message,) = receive(consumer, 1)
-    consumer.settle([message], [message.tag])
-    consumer.close()
-    assert [each.subject for each in nats.take(stream)] == [f"{stream}.orders", f"{stream}.dead"]
-
-
 # What is read
 
 
 def test_what_the_publisher_sends_is_read_back(nats: Nats, make_jetstream: MakeJetStream, make_consumer: MakeConsumer):
-    stream = nats.stream()
+    stream = make_stream(nats)
     message = make_message(f"{stream}.a", b'{"a":  1}', type="order.größe", key="k 1", headers={"tenant": "ä", "n": 1})
     plain = make_jetstream()
     events = make_jetstream(format="cloudevents", source="/shop", subject="{topic}.event")
@@ -473,7 +377,7 @@ def test_a_cloudevent_of_another_producer_is_identified_by_its_id_and_source():
 
 @pytest.mark.parametrize("subject", [b"a\x0bb", b"a\x0cb", b"a\x00b", b"\xff", "größe\u2028".encode(), b"x" * 3000])
 def test_a_subject_of_odd_characters_holds_up_no_other_message(nats: Nats, make_consumer: MakeConsumer, subject: bytes):
-    stream = nats.stream()
+    stream = make_stream(nats)
     odd = f"{stream}.".encode() + subject
     for command in (b"PUB %b 1\r\n1\r\n" % odd, b"HPUB %b 12 13\r\nNATS/1.0\r\n\r\n2\r\n" % odd):
         nats.run(partial(nats.client._send_command, command))

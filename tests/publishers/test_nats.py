@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 
-from django_outbox.brokers.nats import publishing
+from django_outbox.brokers.nats import publisher_connection
 from django_outbox.brokers.nats.errors import read_response
 from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
@@ -225,7 +225,7 @@ def test_a_stream_that_confirms_nothing_is_set_aside_and_others_are_delivered(
 def test_one_message_tries_a_subject_that_was_not_confirmed(
     nats: Nats, make_jetstream: MakeJetStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(publishing, "STALLED_WAIT", 2.0)
+    monkeypatch.setattr(publisher_connection, "STALLED_WAIT", 2.0)
     silent = nats.stream(no_ack=True)
     publisher = make_jetstream(timeout=3.0)
 

@@ -103,16 +103,16 @@ class Api:
 
     # Durable consumers
 
-    async def bind(self, stream: str, name: str, config: Mapping[str, Any], *, create: bool) -> Terms:
-        """Return the terms of a durable consumer, or, if it is missing, of the one that is or would be created.
-
-        Raises `NotUsable`.
-        """
+    async def bind(self, stream: str, name: str) -> Terms:
+        """Return the terms of a durable consumer. Raises `NotUsable`."""
         try:
-            config = await self._find_config(stream, name, config, create=create)
+            config = (await self._read_info(f"{stream}.{name}"))["config"]
         except NoAnswer as error:
             if error.code == STREAM_NOT_FOUND:
                 raise NotUsable(_explain_no_stream(stream)) from None
+            if error.code == CONSUMER_NOT_FOUND:
+                text = f"there is no consumer {name!r} of stream {stream!r}; create it, or correct the option durable"
+                raise NotUsable(text) from None
             raise NotUsable(f"consumer {name!r} of stream {stream!r}: {error}") from None
         if config.get("deliver_subject"):
             raise NotUsable(f"the consumer {name!r} is a push consumer; name another one in durable")
@@ -134,21 +134,6 @@ class Api:
         """Return the number of messages of a durable consumer that were delivered and are not settled."""
         found = await self._read_info(f"{stream}.{name}")
         return int(found["num_ack_pending"])
-
-    async def _find_config(
-        self, stream: str, name: str, config: Mapping[str, Any], *, create: bool
-    ) -> Mapping[str, Any]:
-        place = f"{stream}.{name}"
-        try:
-            found = await self._read_info(place)
-        except NoAnswer as error:
-            if error.code != CONSUMER_NOT_FOUND:
-                raise
-            if not create:
-                return config
-            found = await self._ask(f"CONSUMER.DURABLE.CREATE.{place}", {"stream_name": stream, "config": config})
-        created: Mapping[str, Any] = found["config"]
-        return created
 
     async def _read_info(self, place: str) -> dict[str, Any]:
         found = await self._ask(f"CONSUMER.INFO.{place}")

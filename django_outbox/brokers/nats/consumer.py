@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.connection_thread import Intake
-from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Refused
-from django_outbox.brokers.nats.api import NoAnswer, NotUsable, Terms
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
+from django_outbox.brokers.nats.api import NoAnswer, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (
     ACK,
@@ -19,21 +19,13 @@ from django_outbox.brokers.nats.encoding import (
     NAK,
     TERM,
     NatsDelivery,
-    dead_letter,
     encode_pub,
     read_delivery,
     request_messages,
     status_of,
 )
-from django_outbox.brokers.nats.errors import denied_subject, explain, read_response
-from django_outbox.brokers.nats.options import (
-    NANOSECONDS,
-    WHITESPACE_OR_CONTROL,
-    NatsOptions,
-    require_name,
-    require_subject,
-)
-from django_outbox.brokers.options import require_seconds
+from django_outbox.brokers.nats.errors import denied_subject, explain
+from django_outbox.brokers.nats.options import NatsOptions, require_name
 from django_outbox.utils.logs import logger
 
 REQUEST_TIME = 0.5
@@ -52,10 +44,12 @@ FIRST_REQUEST = 100
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]):
-    """Reads a stream through a durable pull consumer, which it creates if it is missing. The stream must exist.
+    """Reads a stream through a durable pull consumer. Both must exist.
 
     Several processes may share a durable consumer: each message is delivered to one of them. A message that a process
-    has received and not settled when it dies is delivered again after `ack_wait`.
+    has received and not settled when it dies is redelivered after the durable consumer's `ack_wait`.
+
+    NATS has no dead letters, so no message can be rejected to them.
 
     Args:
         alias: the consumer's name in the settings. NATS's monitoring shows it as part of the connection's name.
@@ -63,12 +57,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
             for each server of a cluster.
         stream: the stream to read.
         durable: the name of the durable consumer.
-        filter_subject: the subjects to read, such as `shop.orders.>`, if the durable consumer is created; empty for all
-            of the stream.
-        ack_wait: seconds after which a message that a dead process has left is delivered again, if the durable
-            consumer is created.
-        dead_letters: a subject of another stream, to which rejected messages are published. It is required if
-            `unknown_types` or `invalid` is `reject`.
         credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey.
         ssl: for `tls://`, a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
         domain: the JetStream domain of the stream; empty for the server's.
@@ -82,9 +70,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
 
     stream: str = ""
     durable: str = ""
-    filter_subject: str = ""
-    ack_wait: float = 30.0
-    dead_letters: str = ""
     timeout: float = 15.0
 
     def __post_init__(self) -> None:
@@ -94,13 +79,10 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
             require_name(option, getattr(self, option))
             if not getattr(self, option):
                 raise ImproperlyConfigured(f"{option} is blank; set it to the name of the {option}.")
-        subject: object = self.filter_subject
-        if not isinstance(subject, str) or WHITESPACE_OR_CONTROL.search(subject):
-            raise ImproperlyConfigured(f"filter_subject is {subject!r}; it must be a subject such as 'shop.orders.>'.")
-        require_seconds("ack_wait", self.ack_wait)
-        if self.dead_letters != "":
-            require_subject("dead_letters", self.dead_letters, "dead.billing")
-        self.require_dead_letters(self.dead_letters, "a subject of another stream")
+        if "reject" in (self.unknown_types, self.invalid):
+            raise ImproperlyConfigured(
+                "unknown_types or invalid is 'reject', but NATS has no dead letters; use 'store' or 'drop'."
+            )
 
     @property
     def source(self) -> str:
@@ -111,19 +93,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     def prefetch(self) -> int:
         """Maximum number of messages that are delivered ahead: while one batch is stored, the next one arrives."""
         return 2 * self.batch_size
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration with which the durable consumer is created."""
-        found = {
-            "durable_name": self.durable,
-            "deliver_policy": "all",
-            "ack_policy": "explicit",
-            "ack_wait": round(self.ack_wait * NANOSECONDS),
-            "max_ack_pending": 10 * self.prefetch,
-            "max_deliver": -1,
-        }
-        return {**found, "filter_subject": self.filter_subject} if self.filter_subject else found
 
     @property
     def is_waiting(self) -> bool:
@@ -155,7 +124,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._mean_size = 0.0
         self._last_request = 0
         self._expected = 0
-        self._letters: dict[bytes, asyncio.Future[str]] = {}
         self._thread.start()
 
     # Any thread
@@ -167,15 +135,13 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         return self.intake.take(max_messages, max_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        if rejected and self._consumer.dead_letters and (reason := self.ask(lambda: self._write_dead(rejected))):
-            raise Refused(f"no stream has stored a dead letter at {self._consumer.dead_letters!r}: {reason}")
         self.call(lambda: self._settle([message.tag for message in batch], rejected))
 
     # The connection's thread
 
     async def _open(self) -> None:
         await super()._open()
-        self._terms = await self._bind(create=False)
+        self._terms = await self._api.bind(*self._place)
         logger.info(
             "%(subject)s: reads stream %(stream)r from %(address)s",
             event="broker.connected",
@@ -183,9 +149,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             address=self._server,
             stream=self._consumer.stream,
         )
-
-    async def _bind(self, *, create: bool) -> Terms:
-        return await self._api.bind(*self._place, self._consumer.config, create=create)
 
     async def _work(self) -> None:
         self._start(self._read())
@@ -206,11 +169,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     async def _read(self) -> None:
         await self._wait(lambda: self._may_read or self._is_over())
         if self._is_over():
-            return
-        try:
-            self._terms = await self._bind(create=True)
-        except NotUsable as error:
-            self._end(str(error))
             return
         self._start(self._keep())
         await self._let_others_finish()
@@ -271,10 +229,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             self._receive(NatsDelivery(subject, reply, headers or b"", data))
         elif subject.startswith(self._client.inbox):
             token = subject[len(self._client.inbox) :]
-            if (letter := self._letters.get(token)) is not None and not letter.done():
-                outcome = read_response(data)
-                letter.set_result(outcome.error if outcome is not None else "no stream has this subject")
-            elif token == b"%d" % self._last_request and headers is not None:
+            if token == b"%d" % self._last_request and headers is not None:
                 self._on_status(status_of(headers), headers)
 
     def _receive(self, delivery: NatsDelivery) -> None:
@@ -302,29 +257,10 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def _settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
         if self._is_connected and not self.error:
-            # A rejected message is among the dead letters, or has no destination; the caller has logged that.
+            # The caller has logged what it rejects.
             pieces = [encode_pub(self._unsettled.pop(tag).reply, TERM if tag in rejected else ACK) for tag in tags]
             self._client.send(pieces)
             self._changed.set()
-
-    async def _write_dead(self, tags: Collection[int]) -> str:
-        """Publish copies of rejected messages. Return the reason if a stream does not confirm all of them."""
-        self._letters = {b"dead%d" % tag: self._loop.create_future() for tag in tags}
-        pieces = []
-        for tag, token in zip(tags, self._letters, strict=True):
-            reply, subject = self._client.inbox + token, self._consumer.dead_letters.encode()
-            pieces.append(dead_letter(self._unsettled[tag], subject, reply, self._client.max_payload))
-        await self._client.write(pieces)
-        try:
-            reasons = await asyncio.wait_for(asyncio.gather(*self._letters.values()), self._options.stall_timeout)
-        except asyncio.TimeoutError:
-            return "it does not respond"
-        return next(filter(None, reasons), "")
-
-    def _end_letters(self, reason: str) -> None:
-        for letter in self._letters.values():
-            if not letter.done():
-                letter.set_result(reason)
 
     async def _keep(self) -> None:
         """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
@@ -368,8 +304,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         denied = denied_subject(error)
         if denied == self._next.lower():
             self._end(f"{self._name}: permit the user to publish to {self._next}")
-        elif denied == self._consumer.dead_letters.lower():
-            self._end_letters("the user may not publish to this subject")
         elif denied is not None and denied.startswith("$js.ack."):
             self._end(f"{self._name}: permit the user to publish to $JS.ACK.>")
         logger.debug(

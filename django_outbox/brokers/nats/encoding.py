@@ -39,8 +39,6 @@ PREFIX = "ce-"
 """Headers that begin like this hold the attributes of CloudEvents, percent-encoded:
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
 
-_NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
-
 _OWN_ID = MESSAGE_ID_HEADER.lower()
 _LOWER = frozenset((_OWN_ID, *FIELDS))
 
@@ -207,20 +205,3 @@ def request_messages(subject: bytes, inbox: bytes, number: int, seconds: float) 
     """Return a request for up to `number` messages, which the server answers for that many seconds."""
     body = json.dumps({"batch": number, "expires": round(seconds * NANOSECONDS)}).encode()
     return encode_pub(subject, body, inbox)
-
-
-def dead_letter(delivery: NatsDelivery, subject: bytes, reply: bytes, max_size: int) -> bytes:
-    """Return a copy of a message for the dead letters.
-
-    It has another ID, because the stream of the dead letters may know the message's. Without that ID, the copy is never
-    larger than the message, so the ID is left out if the copy would exceed `max_size` bytes with it.
-    """
-    lines = [line for line in delivery.headers.split(b"\r\n")[1:] if not line.lower().startswith(_NOT_COPIED)]
-    id = b"dead:%b:%b:%b" % origin_of(delivery.reply)[:3]
-    copied = b"".join(line + b"\r\n" for line in lines if line) + b"\r\n"
-    headers = b"NATS/1.0\r\n%b: %b\r\n%b" % (MESSAGE_ID_HEADER.encode(), id, copied)
-    if len(headers) + len(delivery.body) > max_size:
-        if copied == b"\r\n":
-            return encode_pub(subject, delivery.body, reply)
-        headers = b"NATS/1.0\r\n" + copied
-    return encode_hpub(subject, reply, headers, delivery.body)

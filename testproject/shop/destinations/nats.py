@@ -35,6 +35,12 @@ class JetStreamDestination(Destination):
                 await context.update_stream(config)
             except NotFoundError:
                 await context.add_stream(config)
+            billing = ConsumerConfig(
+                durable_name=stream_name(conf.BILLING_QUEUE),
+                ack_policy=AckPolicy.EXPLICIT,
+                filter_subject=f"{conf.EXCHANGE}.order.placed",
+            )
+            await context.add_consumer(self._stream, billing)
 
         _ask(prepare)
 

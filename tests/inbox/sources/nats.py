@@ -6,7 +6,7 @@ from typing import Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 
-from tests.inbox.sources.base import Dead, Sent, Source
+from tests.inbox.sources.base import Sent, Source
 from tests.support.nats.tools import Nats, nats_port, nats_url
 
 ACK_WAIT = 1.0
@@ -17,23 +17,18 @@ HEADERS = {"message_id": "outbox-message-id", "type": "outbox-type", "key": "out
 
 class JetStreamSource(Source):
     backend = "django_outbox.brokers.nats.JetStreamConsumer"
+    has_dead_letters = False
 
     def __init__(self) -> None:
         self.nats = Nats()
         self.name = self.nats.stream()
-        self.dead_letters = self.nats.stream()
         self.port = nats_port()
         config = ConsumerConfig(durable_name="billing", ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT)
         self.nats.run(lambda: self.nats.js.add_consumer(self.name, config))
 
     @property
     def options(self) -> dict[str, Any]:
-        return {
-            "servers": nats_url(),
-            "stream": self.name,
-            "durable": "billing",
-            "dead_letters": self.dead_letters,
-        }
+        return {"servers": nats_url(), "stream": self.name, "durable": "billing"}
 
     def at(self, port: int) -> dict[str, Any]:
         return {"servers": nats_url(port=port)}
@@ -57,9 +52,6 @@ class JetStreamSource(Source):
             if last is not None and (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds() < ACK_WAIT:
                 waiting = 0
         return (info.num_pending or 0) + waiting
-
-    def take_dead(self) -> list[Dead]:
-        return [Dead(each.headers["outbox-message-id"], each.data) for each in self.nats.take(self.dead_letters)]
 
     def close(self) -> None:
         self.nats.__exit__()

@@ -248,5 +248,5 @@ def channels_of(publisher: RabbitMQPublisher) -> list[PublisherChannel]:
 
 def in_flight(publisher: RabbitMQPublisher) -> bool:
     """Whether messages were sent that have no outcome yet."""
-    batches = [channel.batch for channel in channels_of(publisher)]
-    return any(batch is not None and batch.sent for batch in batches)
+    carried = [channel.transmission for channel in channels_of(publisher)]
+    return any(transmission is not None and transmission.sent for transmission in carried)
