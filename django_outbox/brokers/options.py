@@ -24,6 +24,12 @@ whether the broker responds, or for trying another node."""
 
 SSL_KEYS = ("cafile", "certfile", "keyfile")
 
+_FIELDS: dict[str, Callable[[Message], str]] = {
+    "topic": lambda message: message.destination,
+    "type": lambda message: message.type,
+    "key": lambda message: message.key,
+}
+
 
 def require_flag(option: str, value: object) -> None:
     if not isinstance(value, bool):
@@ -124,13 +130,6 @@ class UrlOption(NamedTuple):
         if not is_valid:
             raise self.unreadable
         return parts
-
-
-_FIELDS: dict[str, Callable[[Message], str]] = {
-    "topic": lambda message: message.destination,
-    "type": lambda message: message.type,
-    "key": lambda message: message.key,
-}
 
 
 class Template:

@@ -16,6 +16,9 @@ from botocore.exceptions import ClientError
 
 from django_outbox.utils.text import one_line
 
+_QUOTED_VALUE = re.compile(r"Value '.*' at '", re.DOTALL)
+"""The value that a validation error quotes, which may be a payload."""
+
 
 class Kind(enum.Enum):
     """The cause of an error."""
@@ -127,9 +130,6 @@ _EXCEPTIONS = _read_table(
 )
 """Exceptions of botocore without a response. Every other one is an outage, too:
 https://github.com/boto/botocore/blob/develop/botocore/exceptions.py"""
-
-_QUOTED_VALUE = re.compile(r"Value '.*' at '", re.DOTALL)
-"""The value that a validation error quotes, which may be a payload."""
 
 
 def explain_code(code: str, message: str, *, sender_fault: bool = False) -> Problem:

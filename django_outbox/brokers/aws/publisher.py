@@ -29,6 +29,21 @@ T = TypeVar("T")
 
 THREAD_NAME = "outbox-aws"
 
+REPORT_INTERVAL = 60.0
+"""Seconds between two log lines about a destination that is set aside."""
+
+MAX_REPORTED = 1000
+"""Maximum number of destinations with a remembered log line, because names may contain keys."""
+
+MAX_CACHED_URLS = 1000
+"""Maximum number of queues with a remembered URL."""
+
+DEFAULT_MESSAGE_BYTES = 256 * 1024
+"""MaximumMessageSize of a topic that does not set it:
+https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
+
+_ARN = re.compile(r"arn:[a-z-]+:sns:([a-z0-9-]+):[^:]+:.+")
+
 
 class AWSClient:
     """Constructs a client of boto3 when it is first used, and again if the credentials are refused.
@@ -61,22 +76,6 @@ class AWSClient:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-
-
-REPORT_INTERVAL = 60.0
-"""Seconds between two log lines about a destination that is set aside."""
-
-MAX_REPORTED = 1000
-"""Maximum number of destinations with a remembered log line, because names may contain keys."""
-
-MAX_CACHED_URLS = 1000
-"""Maximum number of queues with a remembered URL."""
-
-DEFAULT_MESSAGE_BYTES = 256 * 1024
-"""MaximumMessageSize of a topic that does not set it:
-https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
-
-_ARN = re.compile(r"arn:[a-z-]+:sns:([a-z0-9-]+):[^:]+:.+")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

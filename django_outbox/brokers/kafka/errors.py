@@ -12,6 +12,40 @@ from confluent_kafka import KafkaError
 
 from django_outbox.messages import Outcome, rejected, retry_later
 
+_NOT_AUTHORIZED = "give the user of config the permission to write to the topic"
+_REFUSED = "the topic's settings, or a policy of the cluster, do not accept it"
+
+_FIRST_CODE_OF_THE_BROKER = -1
+"""UNKNOWN. Lower codes are librdkafka's own."""
+
+_CONNECTION_REMEDIES: dict[int, str] = {
+    KafkaError._AUTHENTICATION: "check security.protocol and the sasl options in config",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "check the sasl options in config",
+    KafkaError._SSL: "check the ssl options in config, and whether a certificate has expired",
+    KafkaError._RESOLVE: "check the host names of bootstrap.servers in config",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: (
+        "give the user of config the permission to write to a topic, or the cluster permission IdempotentWrite"
+    ),
+    KafkaError.UNSUPPORTED_VERSION: "the publisher needs Kafka 0.11 or later",
+}
+
+REBALANCING = {
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+}
+"""Errors of a commit while the members of the group change."""
+
+_COMMIT_REMEDIES: dict[int, str] = {
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "give the user of config the permission to read the group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "give the user of config the permission to read the topic",
+}
+
+_TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
+"""Parts of the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
+
 
 class Blame(enum.Enum):
     MESSAGE = "message"
@@ -51,8 +85,6 @@ _TOO_LARGE = Meaning(
 _UNKNOWN_TOPIC = Meaning(Blame.TOPIC, "unknown_topic", remedy="create the topic, or correct the option topic")
 _NOT_WRITTEN = Meaning(Blame.NONE)
 _OUTAGE = Meaning(Blame.BROKER)
-_NOT_AUTHORIZED = "give the user of config the permission to write to the topic"
-_REFUSED = "the topic's settings, or a policy of the cluster, do not accept it"
 
 MEANINGS: dict[int, Meaning] = {
     # The message itself. `produce` raises these two before anything is sent.
@@ -108,9 +140,6 @@ MEANINGS: dict[int, Meaning] = {
     KafkaError.KAFKA_STORAGE_ERROR: _OUTAGE,
 }
 
-_FIRST_CODE_OF_THE_BROKER = -1
-"""UNKNOWN. Lower codes are librdkafka's own."""
-
 
 def meaning_of(error: KafkaError) -> Meaning:
     """Return the meaning of an error in a delivery report.
@@ -125,32 +154,6 @@ def meaning_of(error: KafkaError) -> Meaning:
     return _OUTAGE
 
 
-_CONNECTION_REMEDIES: dict[int, str] = {
-    KafkaError._AUTHENTICATION: "check security.protocol and the sasl options in config",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "check the sasl options in config",
-    KafkaError._SSL: "check the ssl options in config, and whether a certificate has expired",
-    KafkaError._RESOLVE: "check the host names of bootstrap.servers in config",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: (
-        "give the user of config the permission to write to a topic, or the cluster permission IdempotentWrite"
-    ),
-    KafkaError.UNSUPPORTED_VERSION: "the publisher needs Kafka 0.11 or later",
-}
-
-REBALANCING = {
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.STALE_MEMBER_EPOCH,
-    KafkaError.FENCED_MEMBER_EPOCH,
-}
-"""Errors of a commit while the members of the group change."""
-
-_COMMIT_REMEDIES: dict[int, str] = {
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "give the user of config the permission to read the group",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "give the user of config the permission to read the topic",
-}
-
-
 def explain_commit(error: KafkaError) -> str:
     """Return why a commit was refused, with the remedy; empty if the next commit may succeed.
 
@@ -160,10 +163,6 @@ def explain_commit(error: KafkaError) -> str:
         return ""
     remedy = _COMMIT_REMEDIES.get(error.code(), "check the coordinator of the group in the log of the brokers")
     return f"{error.str().rstrip('.')}: {remedy}"
-
-
-_TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
-"""Parts of the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
 
 
 def explain(error: KafkaError) -> str:

@@ -29,6 +29,19 @@ _REMEDIES = (
 )
 """Parts of the errors that a server sends, in lower case, and the remedy."""
 
+FULL_WAIT = 5.0
+"""Seconds that a message waits if its stream is full, or has no storage left."""
+
+BUSY_WAIT = 2.0
+"""Seconds that a message waits if its stream has no leader, or has too much to do."""
+
+STORE_FAILED = 10077
+"""JSStreamStoreFailedF: the text comes from an error in `server/store.go`."""
+
+NO_RESPONDERS = b"NATS/1.0 503"
+"""The beginning of the headers with which the server responds if no stream, and no other subscriber, has the
+subject."""
+
 
 def explain(error: BaseException) -> str:
     """Return on one line why a connection could not be opened, or was lost."""
@@ -55,13 +68,6 @@ def denied_subject(error: BaseException) -> str | None:
     """Return the subject to which the server does not permit to publish, in lower case, as nats-py reports it."""
     found = _DENIED.search(str(error).lower())
     return found[1] if found else None
-
-
-FULL_WAIT = 5.0
-"""Seconds that a message waits if its stream is full, or has no storage left."""
-
-BUSY_WAIT = 2.0
-"""Seconds that a message waits if its stream has no leader, or has too much to do."""
 
 
 class _Response(NamedTuple):
@@ -111,8 +117,6 @@ _RESPONSES = {
     10158: _BUSY,  # JSStreamDuplicateMessageConflict
 }
 
-STORE_FAILED = 10077
-"""JSStreamStoreFailedF: the text comes from an error in `server/store.go`."""
 
 _FULL = _Response("stream_full", "raise the stream's limits, or let its consumers catch up", FULL_WAIT)
 
@@ -122,10 +126,6 @@ _STORE_ERRORS = {
     "maximum messages per subject exceeded": _FULL,
     "message too large": _TOO_LARGE,
 }
-
-NO_RESPONDERS = b"NATS/1.0 503"
-"""The beginning of the headers with which the server responds if no stream, and no other subscriber, has the
-subject."""
 
 
 def read_response(data: bytes) -> Outcome | None:

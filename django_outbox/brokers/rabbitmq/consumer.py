@@ -22,6 +22,20 @@ from django_outbox.utils.text import one_line
 FIRST_SIZE = 1
 """Number of messages that are delivered ahead before any was stored."""
 
+REFUSED_BY_STREAMS = {"x-priority": 0}
+"""The default priority of a consumer, which RabbitMQ refuses only if the queue is a stream. Each consumer of a stream
+begins at its end, and `Window` begins another consumer again and again: the messages in between would be skipped."""
+
+MANY_RETURNS = 10
+"""Minimum number of times that a message was returned to its queue for a warning."""
+
+WARNING_INTERVAL = 60.0
+"""Seconds between two such warnings."""
+
+READ_INTERVAL = 1.0
+"""Seconds after which a connection that reads nothing, because the reader is behind, reads a little: pika considers a
+connection dead if it receives nothing for a while, heartbeats included."""
+
 
 class Window:
     """Decides how many messages are delivered ahead, and when they are settled with the broker.
@@ -78,21 +92,6 @@ class Window:
 
     def grow(self) -> None:
         self.size = min(2 * self.size, self._max_size)
-
-
-REFUSED_BY_STREAMS = {"x-priority": 0}
-"""The default priority of a consumer, which RabbitMQ refuses only if the queue is a stream. Each consumer of a stream
-begins at its end, and `Window` begins another consumer again and again: the messages in between would be skipped."""
-
-MANY_RETURNS = 10
-"""Minimum number of times that a message was returned to its queue for a warning."""
-
-WARNING_INTERVAL = 60.0
-"""Seconds between two such warnings."""
-
-READ_INTERVAL = 1.0
-"""Seconds after which a connection that reads nothing, because the reader is behind, reads a little: pika considers a
-connection dead if it receives nothing for a while, heartbeats included."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -72,6 +72,13 @@ NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B")
 SENT = ("content_type", "content_encoding", "headers", "delivery_mode", "message_id", "timestamp", "type")
 """The properties that each message of `RabbitMQPublisher` has."""
 
+_TABLE, _ARRAY = b"F", b"A"
+
+_MESSAGE_ID_LENGTH = b"\x24"
+
+DELIVERY_COUNT = "x-delivery-count"
+"""The header in which a quorum queue states how many times a message was returned."""
+
 
 class Encoded(NamedTuple):
     """A message in AMQP without its payload, which is sent unchanged.
@@ -267,8 +274,6 @@ def _open_container(value: list[Any] | dict[str, Any]) -> tuple[bytes, Iterator[
     return _ARRAY, iter(enumerate(value)), []
 
 
-_TABLE, _ARRAY = b"F", b"A"
-
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     str: lambda value: b"S" + _with_length(value.encode()),
     bool: lambda value: b"t\x01" if value else b"t\x00",
@@ -297,11 +302,6 @@ def short_string(part: str, value: str) -> bytes:
 
 # Most messages have the same few headers.
 _header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
-
-_MESSAGE_ID_LENGTH = b"\x24"
-
-DELIVERY_COUNT = "x-delivery-count"
-"""The header in which a quorum queue states how many times a message was returned."""
 
 
 def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:

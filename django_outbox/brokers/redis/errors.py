@@ -12,11 +12,6 @@ from django_outbox.brokers.network_errors import explain_network
 from django_outbox.messages import Outcome, rejected, retry_later, unanswered
 from django_outbox.utils.text import describe, one_line
 
-
-class Lost(Exception):
-    """The server cannot be reached, or the connection to it has ended; the text is the reason."""
-
-
 OUTAGES = {
     "OOM": "Redis has no memory left: raise maxmemory, or limit the streams with max_length",
     "READONLY": "this server is a read-only replica: name the master in url, or use sentinels",
@@ -72,6 +67,10 @@ _CODES: dict[type[redis.RedisError], str] = {
     redis.exceptions.NoPermissionError: "NOPERM",
 }
 """redis-py's errors, and the codes that redis-py removes from their texts."""
+
+
+class Lost(Exception):
+    """The server cannot be reached, or the connection to it has ended; the text is the reason."""
 
 
 def code_of(error: str) -> str:
