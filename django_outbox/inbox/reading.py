@@ -11,7 +11,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import InboxState, name_consumer
-from django_outbox.inbox.storing import InboxTally, Received, Storing
+from django_outbox.inbox.storing import InboxTally, InboxWriter, Received
 from django_outbox.models import OutboxMessage
 from django_outbox.service.outages import Outage
 from django_outbox.stores.schema import close_after_error
@@ -33,7 +33,7 @@ class Reader:
         self._limits = state.limits
         self._name = name_consumer(consumer.alias)
         self._database = state.service.database_subject
-        self._storing = Storing(StoringOptions.of(consumer), state.using)
+        self._writer = InboxWriter(StoringOptions.of(consumer), state.using)
         self._models = [OutboxMessage, HandledMessage] if consumer.remember else [OutboxMessage]
         self._counts = Throttle(min_interval=self._limits.backlog_interval)
         self._is_backlog_too_large = False
@@ -104,7 +104,7 @@ class Reader:
     def _store(self, batch: list[Incoming]) -> Received | None:
         """Store a batch; return None if the inbox stops before that was possible."""
         found: list[Received] = []
-        self._use_database(lambda: found.append(self._storing.store(batch)))
+        self._use_database(lambda: found.append(self._writer.store(batch)))
         return found[0] if found else None
 
     def _use_database(self, work: Callable[[], object]) -> None:

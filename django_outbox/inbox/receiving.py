@@ -13,7 +13,7 @@ from django_outbox.conf import MAX_CONSUMER_ALIAS_LENGTH, get_settings
 from django_outbox.db.transactions import outlive_connection, refuse_transaction
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox.content import BYTES
-from django_outbox.inbox.storing import Received, Storing
+from django_outbox.inbox.storing import InboxWriter, Received
 from django_outbox.models import OutboxMessage
 from django_outbox.utils.text import is_name
 
@@ -94,7 +94,7 @@ def receive(
         _check_message(message, f"messages[{position}]")
     refuse_transaction(connections[using], "receive()", "messages that were acknowledged")
     # Messages that the first call has stored are known to the second.
-    return outlive_connection(connections[using], lambda _: Storing(options, using).store(messages))
+    return outlive_connection(connections[using], lambda _: InboxWriter(options, using).store(messages))
 
 
 def _check_consumer(value: object) -> None:

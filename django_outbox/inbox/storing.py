@@ -115,7 +115,7 @@ Entry = tuple[Incoming, NewMessage | OutboxMessage]
 """A message, and what to insert for it: an `OutboxMessage` if it is invalid."""
 
 
-class Storing:
+class InboxWriter:
     """Stores batches of messages in one database."""
 
     def __init__(self, options: StoringOptions, using: str) -> None:

@@ -133,7 +133,7 @@ def make_deliverer(
     if not isinstance(publisher, TransactionalPublisher):
         return BrokerDeliverer(phases)
     if publisher.in_transaction:
-        return TransactionalDeliverer(phases, publisher, state.turns[publisher.alias])
+        return TransactionalDeliverer(phases, publisher, state.handler_locks[publisher.alias])
     return LeasedDeliverer(phases, publisher)
 
 

@@ -19,7 +19,7 @@ from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import relay_announcing, relay_reporting
-from django_outbox.relay.state import Budget, Refusals, RelayState, Tally, Turns
+from django_outbox.relay.state import Budget, HandlerLock, Refusals, RelayState, Tally
 from django_outbox.relay.tenants import Tenants
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import DatabaseCalls, watching
@@ -98,7 +98,7 @@ class Relay:
                 calls=database_calls,
                 max_seconds=settings.claim_timeout,
             ),
-            turns={alias: Turns() for alias in self._aliases},
+            handler_locks={alias: HandlerLock() for alias in self._aliases},
             refusals={alias: Refusals() for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),

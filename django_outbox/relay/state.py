@@ -1,4 +1,4 @@
-"""The state that the workers of a relay share: its services, counts, budget, and turns after conflicts of handlers."""
+"""The state that the workers of a relay share: its services, counts, budget, and the locks of handlers."""
 
 import threading
 import time
@@ -17,14 +17,14 @@ from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.retry import Backoff
 from django_outbox.service.state import ServiceState
 
-TURNS = Backoff(delay=1.0, factor=4.0, max_delay=60.0)
-"""For how long the workers take turns: longer if they conflict soon again."""
+LOCK_PERIODS = Backoff(delay=1.0, factor=4.0, max_delay=60.0)
+"""For how long handlers are called by one worker at a time; longer if they conflict again soon."""
 
 REFUSED_WAIT = 300.0
 """Seconds for which a message is not published again if the database refuses every new state of it."""
 
-MAX_TURN = 1.0
-"""Maximum seconds to wait for the turn of another worker: its handler may hang."""
+MAX_LOCK_WAIT = 1.0
+"""Maximum seconds to wait for another worker, whose handler may hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,35 +133,35 @@ class Budget:
             return self._tallies.copy()
 
 
-class Turns:
+class HandlerLock:
     """Lets one worker of a publisher at a time call handlers, for a while after a conflict. Thread-safe.
 
     Args:
-        max_wait: maximum seconds to wait for the turn of another worker.
+        max_wait: maximum seconds to wait for another worker.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, max_wait: float = MAX_TURN) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_wait: float = MAX_LOCK_WAIT) -> None:
         self._clock = clock
         self._max_wait = max_wait
         self._lock = threading.Lock()
         self._conflicts = 0
-        self._began = self._end = -TURNS.max_delay
+        self._began = self._end = -LOCK_PERIODS.max_delay
 
     def begin(self) -> None:
         now = self._clock()
         if now >= self._end:
             soon = now - self._end < self._end - self._began
             self._conflicts = self._conflicts + 1 if soon else 1
-            self._began, self._end = now, now + TURNS.after(self._conflicts)
+            self._began, self._end = now, now + LOCK_PERIODS.after(self._conflicts)
 
     @property
-    def are_taken(self) -> bool:
+    def is_active(self) -> bool:
         return self._clock() < self._end
 
     @contextmanager
-    def taking(self) -> Iterator[None]:
-        """Wait for a turn, if workers take turns now, and keep it until the end of the block."""
-        mine = self.are_taken and self._lock.acquire(timeout=self._max_wait)
+    def holding(self) -> Iterator[None]:
+        """Hold the lock until the end of the block, if it is active."""
+        mine = self.is_active and self._lock.acquire(timeout=self._max_wait)
         try:
             yield
         finally:
@@ -203,7 +203,7 @@ class RelayState:
 
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
-        turns: taken by the workers of a publisher while its handlers conflict with each other.
+        handler_locks: held by the workers of a publisher while its handlers conflict with each other.
         refusals: the messages of each publisher that are not published for now.
         schema: the tenant's schema, if the relay serves several.
     """
@@ -216,7 +216,7 @@ class RelayState:
     budget: Budget
     breakers: Breakers
     pauses: Pauses
-    turns: Mapping[str, Turns]
+    handler_locks: Mapping[str, HandlerLock]
     refusals: Mapping[str, Refusals]
     wake_ups: WakeUps
     dead_letters: Publisher | None
@@ -235,7 +235,7 @@ class RelayState:
             budget=Budget(aliases, None, self.settings.batch_bytes, whole=self.budget),
             breakers=Breakers(self.using, aliases, limits, outages=self.service.outages),
             pauses=self.pauses.for_schema(),
-            turns={alias: Turns() for alias in aliases},
+            handler_locks={alias: HandlerLock() for alias in aliases},
             refusals={alias: Refusals() for alias in aliases},
             wake_ups=WakeUps(),
             schema=schema,

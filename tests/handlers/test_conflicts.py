@@ -21,7 +21,7 @@ from django_outbox.models import Status
 from django_outbox.relay.batch import Phases
 from django_outbox.relay.handling.transactional import MAX_CONFLICTS, BatchSizes, TransactionalDeliverer
 from django_outbox.relay.sources import TableSource
-from django_outbox.relay.state import TURNS, Turns
+from django_outbox.relay.state import LOCK_PERIODS, HandlerLock
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, someone_waits
@@ -270,7 +270,7 @@ def in_thread(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_batches_shrink_after_conflicts_and_grow_again():
-    conflicts = BatchSizes(Turns())
+    conflicts = BatchSizes(HandlerLock())
     assert conflicts.limit(20) == 20
     assert conflicts.admit(1)
     assert conflicts.shrink(20)
@@ -286,7 +286,7 @@ def test_batches_shrink_after_conflicts_and_grow_again():
 
 
 def test_conflicts_in_a_row_are_counted_for_one_message():
-    conflicts = BatchSizes(Turns())
+    conflicts = BatchSizes(HandlerLock())
     assert [conflicts.admit(1) for _ in range(MAX_CONFLICTS + 1)] == [True] * MAX_CONFLICTS + [False]
     assert conflicts.admit(2)
     assert conflicts.in_a_row == 1
@@ -294,17 +294,17 @@ def test_conflicts_in_a_row_are_counted_for_one_message():
 
 def test_workers_take_turns_for_longer_if_they_conflict_soon_again():
     now = 0.0
-    turns = Turns(lambda: now, max_wait=60)
+    lock = HandlerLock(lambda: now, max_wait=60)
 
     def enters(seconds: float) -> bool:
         """Whether another worker calls handlers while this one does."""
         entered = threading.Event()
 
         def enter() -> None:
-            with turns.taking():
+            with lock.holding():
                 entered.set()
 
-        with turns.taking():
+        with lock.holding():
             other = threading.Thread(target=enter)
             other.start()
             has_entered = entered.wait(seconds)
@@ -312,18 +312,18 @@ def test_workers_take_turns_for_longer_if_they_conflict_soon_again():
         return has_entered
 
     assert enters(30)
-    turns.begin()
+    lock.begin()
     assert not enters(0.2)
-    now = TURNS.after(1, rand=lambda: 1.0)
+    now = LOCK_PERIODS.after(1, rand=lambda: 1.0)
     assert enters(30)
-    turns.begin()
-    now += TURNS.after(1, rand=lambda: 1.0)
+    lock.begin()
+    now += LOCK_PERIODS.after(1, rand=lambda: 1.0)
     assert not enters(0.2)
-    now += TURNS.max_delay
+    now += LOCK_PERIODS.max_delay
     assert enters(30)
-    now += TURNS.max_delay
-    turns.begin()
-    now += TURNS.after(1, rand=lambda: 1.0)
+    now += LOCK_PERIODS.max_delay
+    lock.begin()
+    now += LOCK_PERIODS.after(1, rand=lambda: 1.0)
     assert enters(30)
 
 
@@ -341,7 +341,7 @@ def test_only_conflicts_are_taken_for_conflicts(using: str):
 
 def test_relays_take_turns_in_postgresql_after_a_conflict():
     """Each would give up after a moment to wait for the rows that the handlers of the other have locked."""
-    turns = Turns(max_wait=60)
+    lock = HandlerLock(max_wait=60)
     others: list[bool] = []
 
     @handler("t")
@@ -354,10 +354,10 @@ def test_relays_take_turns_in_postgresql_after_a_conflict():
         source = TableSource("postgresql", "default", settings, transactional=True)
         publisher = make_publisher("default")
         assert isinstance(publisher, TransactionalPublisher)
-        TransactionalDeliverer(Phases(publisher, source, settings), publisher, turns).deliver(1)
+        TransactionalDeliverer(Phases(publisher, source, settings), publisher, lock).deliver(1)
 
     put(2, "postgresql")
     deliver()
-    turns.begin()
+    lock.begin()
     deliver()
     assert others == [True, False]

@@ -10,14 +10,14 @@ settings.OUTBOX = json.loads(outbox)
 import django
 django.setup()
 from django.utils.module_loading import import_string
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 
 def hang():
     print("here", flush=True)
     threading.Event().wait()
 
 Backend = import_string(settings.OUTBOX["CONSUMERS"]["billing"]["BACKEND"])
-insert, settle = Storing._insert, Backend.settle
+insert, settle = InboxWriter._insert, Backend.settle
 batches = 0
 
 def insert_and_hang(self, *arguments):
@@ -39,7 +39,7 @@ def settle_and_hang(self, *arguments):
     if batches >= 3 and point == "settled":
         hang()
 
-Storing._insert, Backend.settle = insert_and_hang, settle_and_hang
+InboxWriter._insert, Backend.settle = insert_and_hang, settle_and_hang
 
 from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", "run_inbox", "--database", alias, *flags])
@@ -56,13 +56,13 @@ settings.OUTBOX = json.loads(outbox)
 import django
 django.setup()
 from django.core.management import execute_from_command_line
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 
-def store_slowly(self, batch, store=Storing.store):
+def store_slowly(self, batch, store=InboxWriter.store):
     time.sleep(0.05)
     return store(self, batch)
 
-Storing.store = store_slowly
+InboxWriter.store = store_slowly
 members = set()
 for line in sys.stdin:
     if line.strip() == "start":

@@ -20,7 +20,7 @@ from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.content import id_of_incoming
 from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.utils.rates import Throttle
 from tests.conftest import ALIASES
@@ -291,7 +291,7 @@ def test_an_inbox_that_ends_when_idle_gives_up_if_the_broker_remains_unavailable
 
 
 def test_messages_are_received_again_when_the_database_was_unavailable_for_long(source, make_inbox, monkeypatch):
-    store = Storing.store
+    store = InboxWriter.store
     down = True
 
     def fail(self, batch):
@@ -299,7 +299,7 @@ def test_messages_are_received_again_when_the_database_was_unavailable_for_long(
             raise OperationalError("the server has gone away")
         return store(self, batch)
 
-    monkeypatch.setattr(Storing, "store", fail)
+    monkeypatch.setattr(InboxWriter, "store", fail)
     closed: list[str] = []
     close = Reader._close
 

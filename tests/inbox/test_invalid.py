@@ -76,14 +76,14 @@ def test_an_invalid_message_that_comes_again_is_known(using, source, make_inbox,
 
 
 def test_a_batch_that_cannot_be_stored_is_stored_message_by_message(using, source, make_inbox, monkeypatch):
-    insert = storing.Storing._insert_new
+    insert = storing.InboxWriter._insert_new
 
     def crash(self, messages, *others):
         if any(message.payload == 2 for message in messages):
             raise RuntimeError("no twos")
         return insert(self, messages, *others)
 
-    monkeypatch.setattr(storing.Storing, "_insert_new", crash)
+    monkeypatch.setattr(storing.InboxWriter, "_insert_new", crash)
     source.send(1, 2, 3)
     tally = read_all(make_inbox(using), source)
     assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
@@ -96,14 +96,14 @@ def read(*bodies: bytes) -> list[Incoming]:
 
 
 def test_an_unexpected_error_rejects_a_message_only_if_others_can_be_stored(monkeypatch):
-    refused, insert = {1, 2}, storing.Storing._insert_new
+    refused, insert = {1, 2}, storing.InboxWriter._insert_new
 
     def crash(self, messages, *others):
         if any(message.payload in refused for message in messages):
             raise RuntimeError("no")
         return insert(self, messages, *others)
 
-    monkeypatch.setattr(storing.Storing, "_insert_new", crash)
+    monkeypatch.setattr(storing.InboxWriter, "_insert_new", crash)
     for bodies in ([b"1", b"2"], [b"1"]):
         with pytest.raises(RuntimeError):
             receive(read(*bodies), "billing", publisher="default", invalid="reject")
@@ -249,14 +249,14 @@ def test_rejected_messages_of_a_batch_are_rejected_and_the_others_acknowledged(s
 
 
 def test_a_row_that_the_database_refuses_does_not_stop_the_others(using, source, make_inbox, monkeypatch):
-    insert = storing.Storing._insert_new
+    insert = storing.InboxWriter._insert_new
 
     def refuse(self, messages, *others):
         if any(message.payload == 2 for message in messages):
             raise DataError("no twos")
         return insert(self, messages, *others)
 
-    monkeypatch.setattr(storing.Storing, "_insert_new", refuse)
+    monkeypatch.setattr(storing.InboxWriter, "_insert_new", refuse)
     source.send(1, 2, 3)
     tally = read_all(make_inbox(using), source)
     failed = OutboxMessage.objects.using(using).failed().get()

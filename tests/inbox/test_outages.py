@@ -17,7 +17,7 @@ from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage
 from django_outbox.utils.rates import Throttle
 from tests.conftest import ALIASES, LOCKING
@@ -103,14 +103,14 @@ def test_a_refusal_that_comes_a_while_after_the_connection_is_one_outage(make_in
 
 
 def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monkeypatch):
-    store = Storing.store
+    store = InboxWriter.store
 
     def slowly(self, batch):
         # RabbitMQ ends a connection after two or three intervals without one.
         time.sleep(5)
         return store(self, batch)
 
-    monkeypatch.setattr(Storing, "store", slowly)
+    monkeypatch.setattr(InboxWriter, "store", slowly)
     source.send(1)
     inbox = make_inbox(heartbeat=1)
     read_all(inbox, source)
@@ -122,7 +122,7 @@ def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypat
     """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
     monkeypatch.setattr(window, "FIRST_SIZE", 2000)
     monkeypatch.setattr(rabbitmq, "READ_INTERVAL", 60)
-    store = Storing.store
+    store = InboxWriter.store
     sizes: list[int] = []
 
     def measure(self, batch):
@@ -132,7 +132,7 @@ def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypat
         return store(self, batch)
 
     inbox = make_inbox(batch_bytes=500_000)
-    monkeypatch.setattr(Storing, "store", measure)
+    monkeypatch.setattr(InboxWriter, "store", measure)
     source.send(*["x" * 100_000] * 100)
     eventually(lambda: source.unsettled() == 100)
     read_all(inbox, source)
@@ -147,7 +147,7 @@ def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(s
     interval, body, batch_bytes = 0.1, "x" * 1_000, 100_000
     monkeypatch.setattr(window, "FIRST_SIZE", 2000)
     monkeypatch.setattr(rabbitmq, "READ_INTERVAL", interval)
-    store = Storing.store
+    store = InboxWriter.store
     growths: list[tuple[float, int]] = []
 
     def stand_still(self, batch):
@@ -160,7 +160,7 @@ def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(s
         return store(self, batch)
 
     inbox = make_inbox(batch_bytes=batch_bytes)
-    monkeypatch.setattr(Storing, "store", stand_still)
+    monkeypatch.setattr(InboxWriter, "store", stand_still)
     source.send(*[body] * 1_900)
     eventually(lambda: source.unsettled() == 1_900)
     read_all(inbox, source)
@@ -194,7 +194,7 @@ def test_while_the_database_is_unavailable_the_messages_stay_in_the_queue(using,
 @pytest.mark.parametrize("hold_time", [60.0, 0.05], ids=["held", "given back"])
 def test_messages_in_hand_are_held_for_a_while_and_then_given_back(source, make_inbox, monkeypatch, hold_time, kind):
     monkeypatch.setattr(window, "FIRST_SIZE", 3)
-    store = Storing.store
+    store = InboxWriter.store
     down = True
 
     def fail(self, batch):
@@ -202,7 +202,7 @@ def test_messages_in_hand_are_held_for_a_while_and_then_given_back(source, make_
             raise OperationalError("the server has gone away")
         return store(self, batch)
 
-    monkeypatch.setattr(Storing, "store", fail)
+    monkeypatch.setattr(InboxWriter, "store", fail)
     closed: list[str] = []
     close = reading.Reader._close
 
@@ -230,7 +230,7 @@ def test_an_inbox_that_ends_when_idle_gives_up_if_the_database_remains_unavailab
     def fail(self, batch):
         raise OperationalError("the server has gone away")
 
-    monkeypatch.setattr(Storing, "store", fail)
+    monkeypatch.setattr(InboxWriter, "store", fail)
     source.send(1)
     with pytest.raises(RelayUnavailable, match="the server has gone away"):
         make_inbox(arguments={"idle_exit": 60}).run()
@@ -252,7 +252,7 @@ def test_a_missing_table_ends_the_inbox(source, make_inbox, model):
 
 
 def test_a_reader_that_crashes_is_started_again(source, make_inbox, monkeypatch, caplog):
-    store = Storing.store
+    store = InboxWriter.store
     crashes = iter([True, True])
 
     def crash(self, batch):
@@ -260,7 +260,7 @@ def test_a_reader_that_crashes_is_started_again(source, make_inbox, monkeypatch,
             raise SystemExit("crash")
         return store(self, batch)
 
-    monkeypatch.setattr(Storing, "store", crash)
+    monkeypatch.setattr(InboxWriter, "store", crash)
     source.send(1, 2)
     with running(make_inbox()):
         eventually(lambda: payloads("default") == [1, 2])

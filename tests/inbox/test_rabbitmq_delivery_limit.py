@@ -12,7 +12,7 @@ from django.db import OperationalError, connections
 
 from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.inbox.management.commands.run_inbox import check_inbox
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
 from tests.inbox.processes import RUN_INBOX
@@ -91,7 +91,7 @@ def test_connections_that_break_lose_nothing(source, make_inbox, monkeypatch):
 
 def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, monkeypatch):
     """The database can be read, but stores nothing, as a standby does."""
-    store, attempts = Storing.store, []
+    store, attempts = InboxWriter.store, []
     down = True
 
     def fail(self, batch):
@@ -100,7 +100,7 @@ def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, mon
             raise OperationalError("cannot execute INSERT in a read-only transaction")
         return store(self, batch)
 
-    monkeypatch.setattr(Storing, "store", fail)
+    monkeypatch.setattr(InboxWriter, "store", fail)
     fill(source, 50)
     inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.01)})
     with running(inbox):
@@ -119,7 +119,7 @@ def test_readers_that_crash_again_and_again_return_one_message_only(source, make
         crashes.append(batch)
         raise SystemExit("crash")
 
-    monkeypatch.setattr(Storing, "store", crash)
+    monkeypatch.setattr(InboxWriter, "store", crash)
     fill(source, 50)
     with running(make_inbox()):
         eventually(lambda: len(crashes) > OFTEN)

@@ -21,7 +21,7 @@ from kombu import Connection
 from django_outbox.brokers import Incoming
 from django_outbox.brokers.aws import SQSPublisher
 from django_outbox.inbox import Received
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage
 from django_outbox.utils.threads import Threads, own_connection
 from tests.conftest import ALIASES
@@ -87,15 +87,15 @@ def limited(source: RabbitMQSource) -> RabbitMQSource:
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage of the database, from the first message on."""
-    store, ends = Storing.store, []
+    store, ends = InboxWriter.store, []
 
-    def fail(self: Storing, batch: Sequence[Incoming]) -> Received:
+    def fail(self: InboxWriter, batch: Sequence[Incoming]) -> Received:
         ends.append(time.monotonic() + 2.5)
         if time.monotonic() < ends[0]:
             raise OperationalError("connection refused")
         return store(self, batch)
 
-    monkeypatch.setattr(Storing, "store", fail)
+    monkeypatch.setattr(InboxWriter, "store", fail)
 
 
 def check_stored(source: RabbitMQSource, ids: list[str]) -> None:

@@ -16,7 +16,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import InboxFigures
 from django_outbox.inbox.state import InboxLimits
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import InboxWriter
 from django_outbox.management.live import describe_outage
 from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level
@@ -95,7 +95,7 @@ def test_a_reader_that_crashes_is_reported_with_its_reason(source: Any, make_rep
     def crash(*_: Any) -> None:
         raise RuntimeError("no idea")
 
-    monkeypatch.setattr(Storing, "store", crash)
+    monkeypatch.setattr(InboxWriter, "store", crash)
     source.send(1)
     # A reader that runs for twice the longest wait has recovered, even if it only waits for a busy machine.
     patient = replace(OFTEN, restart_wait=Backoff(delay=0.01, max_delay=2.0))

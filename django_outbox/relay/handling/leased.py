@@ -78,24 +78,24 @@ class LeasedDeliverer:
                 # Another relay works on the key of this message.
                 passed_over += 1
                 continue
-            with _Keeper(lease, batch.messages[0], self._publisher.alias, source) as keeper:
-                result = self._handle(batch, keeper)
+            with _LeaseRenewer(lease, batch.messages[0], self._publisher.alias, source) as renewer:
+                result = self._handle(batch, renewer)
             return result._replace(tally=refused + result.tally)
         return DeliveryResult(refused)
 
-    def _handle(self, batch: Batch, keeper: "_Keeper") -> DeliveryResult:
+    def _handle(self, batch: Batch, renewer: "_LeaseRenewer") -> DeliveryResult:
         """Let the publisher handle a message, and store its result.
 
         Raises:
             Unsettled: the database is unavailable, and the lease may have ended.
         """
-        if self._phases.is_stopping() or not keeper.keep():
+        if self._phases.is_stopping() or not renewer.keep():
             self._phases.source.rewind()
             return DeliveryResult(Tally(claimed=1, blocked=1))
         batch.published = batch.messages
-        result = self._work(keeper.message)
-        write = partial(self._store, batch, keeper)
-        return self._savepoints.settle(keeper.message, result, write, patience=keeper.lease.seconds)
+        result = self._work(renewer.message)
+        write = partial(self._store, batch, renewer)
+        return self._savepoints.settle(renewer.message, result, write, patience=renewer.lease.seconds)
 
     def _work(self, message: Message) -> Result:
         """Let the publisher handle a message."""
@@ -112,10 +112,10 @@ class LeasedDeliverer:
             outcome = read_outcome(retry_later("the handler has left a transaction open, which was rolled back"))
         return outcome
 
-    def _store(self, batch: Batch, keeper: "_Keeper", result: Result) -> DeliveryResult:
+    def _store(self, batch: Batch, renewer: "_LeaseRenewer", result: Result) -> DeliveryResult:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
-        message, source = keeper.message, self._phases.source
-        with keeper.pausing() as lease:
+        message, source = renewer.message, self._phases.source
+        with renewer.pausing() as lease:
             claiming = self._savepoints.committing(source.claim_leased(message, lease))
             with batch.within(claiming) as claim:
                 if claim.messages:
@@ -124,11 +124,11 @@ class LeasedDeliverer:
                     decisions = self._savepoints.decide(message, result)
                     lease.end(as_it_was=not decisions.settlement.count)
                 else:
-                    keeper.report_lost("its result is discarded")
+                    renewer.report_lost("its result is discarded")
                     source.rewind()
                     decisions = Decisions.none(1)
                 batch.settle(decisions)
-        keeper.has_ended = True
+        renewer.has_ended = True
         return batch.result
 
     def _record_success(self, message: Message, using: str) -> Outcome:
@@ -136,7 +136,7 @@ class LeasedDeliverer:
         return ACCEPTED
 
 
-class _Keeper:
+class _LeaseRenewer:
     """Renews a lease in a separate thread, on a separate connection, until the context ends.
 
     The thread opens its connection when the first renewal is due. There is no thread in a test's own transaction, or
@@ -157,7 +157,7 @@ class _Keeper:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=like_caller(self._run), name="outbox-lease", daemon=True)
 
-    def __enter__(self) -> "_Keeper":
+    def __enter__(self) -> "_LeaseRenewer":
         if not is_private(connections[self._using]):
             self._thread.start()
         return self

@@ -219,8 +219,8 @@ class Savepoints:
             TransactionLost: the savepoint is lost, and with it the transaction.
         """
         connection = self.connection
-        savepoint, gaps = Savepoint(connection), _Gaps()
-        with connection.execute_wrapper(gaps):
+        savepoint, idle = Savepoint(connection), _IdleTimer()
+        with connection.execute_wrapper(idle):
             try:
                 outcome = read_outcome(work(connection.alias))
                 if outcome is ACCEPTED:
@@ -228,13 +228,13 @@ class Savepoints:
                 else:
                     savepoint.roll_back()
             except TransactionBroken as error:
-                raise TransactionLost(message, self._explain(error, gaps), attempted) from error
+                raise TransactionLost(message, self._explain(error, idle), attempted) from error
             except BaseException as error:
                 try:
                     savepoint.roll_back()
                 except TransactionBroken:
                     if not is_interrupt(error):
-                        raise TransactionLost(message, self._explain(error, gaps), attempted) from error
+                        raise TransactionLost(message, self._explain(error, idle), attempted) from error
                 raise_interrupt(error)
                 outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
         if outcome.cause is not None and self.admits_retry(message, outcome.cause):
@@ -303,11 +303,11 @@ class Savepoints:
                 reason=describe(error),
             )
 
-    def _explain(self, error: BaseException, gaps: "_Gaps") -> BaseException:
+    def _explain(self, error: BaseException, idle: "_IdleTimer") -> BaseException:
         """Return why a transaction was lost: the error, or that the database has ended it because it was idle."""
         alias = self.publisher.alias
         seconds = self.phases.settings.claim_timeout_of(alias)
-        if gaps.longest < seconds * CLOSE_TO or not self.store.ends_idle_transactions:
+        if idle.longest < seconds * CLOSE_TO or not self.store.ends_idle_transactions:
             return error
         reason = TransactionTimeout(
             "the database ended the transaction, because the handler made no query for CLAIM_TIMEOUT = "
@@ -318,7 +318,7 @@ class Savepoints:
         return reason
 
 
-class _Gaps:
+class _IdleTimer:
     """Measures the longest time without a query; a wrapper of Django's queries."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from django_outbox.relay.handling.savepoints import (
     TransactionLost,
     refresh_other_connections,
 )
-from django_outbox.relay.state import MAX_TURN, Turns
+from django_outbox.relay.state import MAX_LOCK_WAIT, HandlerLock
 from django_outbox.retry import Backoff
 from django_outbox.stores import Claim
 from django_outbox.utils.logs import logger
@@ -54,14 +54,14 @@ class TransactionalDeliverer:
     its locks. The message goes back as it was.
 
     Args:
-        turns: taken by the workers of the publisher after such a conflict.
+        lock: held by the workers of the publisher after such a conflict.
     """
 
-    def __init__(self, phases: Phases, publisher: TransactionalPublisher, turns: Turns) -> None:
+    def __init__(self, phases: Phases, publisher: TransactionalPublisher, lock: HandlerLock) -> None:
         self._phases = phases
         self._publisher = publisher
-        self._turns = turns
-        self._sizes = BatchSizes(turns)
+        self._lock = lock
+        self._sizes = BatchSizes(lock)
         self._savepoints = Savepoints(phases, publisher, self._sizes.admit)
         # The last message that another transaction kept from every new state:
         self._unsettled: int | None = None
@@ -99,7 +99,7 @@ class TransactionalDeliverer:
         conflict = None
         try:
             # Until the commit, because the locks of handlers last until then.
-            with self._turns.taking(), self._claim(claiming) as batch:
+            with self._lock.holding(), self._claim(claiming) as batch:
                 if batch.rows:
                     decisions, conflict = self._handle(batch)
                     batch.settle(decisions)
@@ -130,8 +130,8 @@ class TransactionalDeliverer:
         if phases.source.is_late:
             return batch.leave_late(), None
         batch.published = messages
-        if self._turns.are_taken:
-            store.wait_for_turn(self._publisher.alias, MAX_TURN)
+        if self._lock.is_active:
+            store.wait_for_turn(self._publisher.alias, MAX_LOCK_WAIT)
         if len(messages) > 1:
             store.limit_lock_waits(LOCK_WAIT)
         blocked: set[str] = set()
@@ -251,8 +251,8 @@ class BatchSizes:
         in_a_row: number of conflicts of the same message in a row.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, lock: HandlerLock) -> None:
+        self._lock = lock
         self.in_a_row = 0
         self._id = 0
         self._size: int | None = None
@@ -268,7 +268,7 @@ class BatchSizes:
 
     def shrink(self, claimed: int) -> bool:
         """Make the next batch smaller than one of `claimed` messages; return whether batches had their full size."""
-        self.turns.begin()
+        self._lock.begin()
         full = self._size is None
         self._size = 1 if self.in_a_row > 1 else max(claimed // 2, 1)
         return full
