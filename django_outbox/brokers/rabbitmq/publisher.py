@@ -106,7 +106,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
 
     def prepare(self) -> str:
         connection = self._connection
-        if connection is not None and self._nodes.prefers_another(connection.host):
+        if len(self.hosts) > 1 and connection is not None and self._nodes.prefers_another(connection.host):
             self._retire(connection)
         return self._usable_connection().wait_until_ready()
 
