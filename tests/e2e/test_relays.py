@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.shop_fixtures"]
 pytestmark = pytest.mark.slow
 
-ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "400"))
+ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "200"))
 """How many orders the largest test places."""
 
 BATCH_SIZE = 5
@@ -79,7 +79,7 @@ def relay_stopped_during_a_batch(shop: Shop) -> tuple[Process, int]:
     There are more messages than its open batches have.
     """
     shop.manage("consume_orders", "--declare-only")
-    saved = shop.place_orders(400)
+    saved = shop.place_orders(150)
     relay = shop.start("run_outbox", "--batch-size", str(BATCH_SIZE), "--workers", str(WORKERS))
     eventually(shop.depth, seconds=PATIENCE)
     while True:
@@ -89,7 +89,7 @@ def relay_stopped_during_a_batch(shop: Shop) -> tuple[Process, int]:
             return relay, sent
         relay.send(signal.SIGCONT)
         if sent >= saved - BATCH_SIZE * WORKERS:
-            saved += shop.place_orders(400)
+            saved += shop.place_orders(150)
 
 
 def another_relay_repeats_no_more_than_its_batches(shop: Shop, sent: int) -> None:

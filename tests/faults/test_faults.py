@@ -43,7 +43,7 @@ def run(**options: Any) -> None:
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
-    run(database="postgresql", messages=10_000, keys=200, faults=len(faults_for("postgresql")), notify=True)
+    run(database="postgresql", messages=6_000, keys=200, faults=len(faults_for("postgresql")), notify=True)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 def test_every_promise_is_kept_by_streams_under_faults(source: str):
     of_relays = ("all-relays-killed", "relay-paused-too-long", "relay-stopped-in-hand")
     kinds = (*of_relays, "backends-ended", "database-killed", "snapshot-held")
-    run(database="postgresql", source=source, messages=3_000, faults=len(kinds), kinds=kinds, notify=True)
+    run(database="postgresql", source=source, messages=2_000, faults=len(kinds), kinds=kinds, notify=True)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_every_promise_is_kept_on_mariadb_under_faults():
     kinds = (*of_database, "database-half-open", "locks-kept", "keys-waiting", "type-paused", "publisher-paused")
     run(
         database="mariadb",
-        messages=5_000,
+        messages=3_000,
         keys=100,
         faults=len(kinds),
         kinds=kinds,
@@ -81,7 +81,7 @@ def test_every_promise_is_kept_on_mysql_under_faults():
 @pytest.mark.slow
 def test_every_promise_is_kept_on_sqlite_under_faults():
     kinds = ("relay-killed", "relay-paused-too-long", "queues-full", "file-locked")
-    run(database="sqlite", messages=4_000, keys=80, faults=6, kinds=kinds)
+    run(database="sqlite", messages=2_500, keys=80, faults=6, kinds=kinds)
 
 
 @pytest.mark.slow

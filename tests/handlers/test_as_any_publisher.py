@@ -23,6 +23,13 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
+
+@pytest.fixture
+def using() -> str:
+    """What a relay does with any publisher is tested on each database elsewhere."""
+    return "postgresql"
+
+
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 OUTBOX = {"PUBLISHERS": {"default": HANDLERS, "dead": MEMORY}, "DEAD_LETTER_PUBLISHER": "dead"}
 

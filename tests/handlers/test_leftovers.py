@@ -21,6 +21,13 @@ from tests.support.messages import put, row
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
+
+@pytest.fixture
+def using() -> str:
+    """What is awaited, and where, does not depend on the database."""
+    return "postgresql"
+
+
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "OPTIONS": {"batch_seconds": 60}}}}
 """The messages of a test are one batch, however busy the machine is."""
 

@@ -17,6 +17,13 @@ from tests.support.messages import put, row
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
+
+@pytest.fixture
+def using() -> str:
+    """Who decides about a retry does not depend on the database."""
+    return "postgresql"
+
+
 ENTRY: dict[str, Any] = {**HANDLERS, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 4, "EXCLUDE": [KeyError]}}
 
 OUTBOX = {"PUBLISHERS": {"default": ENTRY}}

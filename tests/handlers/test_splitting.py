@@ -23,6 +23,13 @@ from tests.support.messages import put
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
+
+@pytest.fixture
+def using() -> str:
+    """What is split does not depend on the database."""
+    return "postgresql"
+
+
 OUTBOX = {"PUBLISHERS": {"default": HANDLERS}}
 
 

@@ -231,6 +231,7 @@ class TestDelivery:
 HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
 
 
+@pytest.mark.parametrize("using", ["postgresql"])
 @pytest.mark.parametrize(
     "publisher",
     [HANDLERS, {**HANDLERS, "OPTIONS": {"transaction": False}}, {**SCRIPTED, "SOURCE": "snapshot"}],
@@ -265,9 +266,10 @@ execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--dr
 """
 
 RATE = 100
-MESSAGES = 200
+MESSAGES = 150
 
 
+@pytest.mark.parametrize("using", ["postgresql"])
 def test_two_processes_keep_the_limit_together(using: str, start: StartProcess):
     put(MESSAGES, using, keys=20)
     name = str(connections[using].settings_dict["NAME"])

@@ -23,6 +23,12 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 
+@pytest.fixture
+def using() -> str:
+    """What a publisher reports does not depend on the database."""
+    return "postgresql"
+
+
 def test_a_message_that_is_set_aside_uses_up_no_attempt_and_blocks_only_its_key(
     using: str, caplog: pytest.LogCaptureFixture, scripted: Script
 ):
