@@ -35,7 +35,7 @@ class Reader:
         self._database = state.service.database_subject
         self._writer = InboxWriter(StoringOptions.of(consumer), state.using)
         self._models = [OutboxMessage, HandledMessage] if consumer.remember else [OutboxMessage]
-        self._counts = Throttle(min_interval=self._limits.backlog_interval)
+        self._counts = Throttle(min_interval=self._limits.backlog_interval, sparing=self._limits.backlog_sparing)
         self._is_backlog_too_large = False
         self._is_open = False
         self._opened_at = 0.0

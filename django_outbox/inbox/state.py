@@ -9,6 +9,7 @@ from django_outbox.inbox.storing import InboxTally
 from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outage
 from django_outbox.service.state import ServiceLimits, ServiceState
+from django_outbox.utils.rates import SPARING
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class InboxLimits(ServiceLimits):
             one for 30 minutes.
         receive_time: how long a reader waits for messages before it looks whether it has to stop.
         backlog_interval: minimum time between two counts of the backlog.
+        backlog_sparing: the pause after a count, as a multiple of the time that it took.
         proof_time: how long a connection must last before an outage is over.
         healthy_time: how long a connection must have lasted for the attempts before it not to count.
     """
@@ -29,6 +31,7 @@ class InboxLimits(ServiceLimits):
     hold_time: float = 60.0
     receive_time: float = 0.2
     backlog_interval: float = 1.0
+    backlog_sparing: float = SPARING
     proof_time: float = 5.0
     healthy_time: float = 60.0
 

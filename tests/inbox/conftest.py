@@ -27,6 +27,7 @@ QUICK = InboxLimits(
     receive_time=0.05,
     proof_time=0.05,
     backlog_interval=0.01,
+    backlog_sparing=0.0,
     stop_delay=0.01,
 )
 

@@ -22,7 +22,6 @@ from django_outbox.inbox.content import id_of_incoming
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.utils.rates import Throttle
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import RUN_INBOX
@@ -248,9 +247,7 @@ def test_two_inboxes_share_a_source(source, make_inbox):
     assert sorted(payloads("postgresql")) == [*range(100)]
 
 
-def test_an_inbox_pauses_while_the_backlog_is_too_large(source, make_inbox, monkeypatch):
-    # However long a count takes, the next one follows.
-    monkeypatch.setattr(Throttle, "is_open", True)
+def test_an_inbox_pauses_while_the_backlog_is_too_large(source, make_inbox):
     source.send(*range(400), key="order-1")
     eventually(lambda: source.receivable() == 400)
     with running(make_inbox(max_backlog=10, batch_size=1)) as inbox:

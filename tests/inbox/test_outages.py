@@ -19,7 +19,6 @@ from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage
-from django_outbox.utils.rates import Throttle
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
 from tests.inbox.processes import RUN_INBOX
@@ -270,9 +269,7 @@ def test_a_reader_that_crashes_is_started_again(source, make_inbox, monkeypatch,
 # The backlog.
 
 
-def test_an_inbox_that_pauses_is_not_idle(source, make_inbox, monkeypatch):
-    # However long a count takes, the next one follows.
-    monkeypatch.setattr(Throttle, "is_open", True)
+def test_an_inbox_that_pauses_is_not_idle(source, make_inbox):
     source.send(*range(60))
     with running(make_inbox(max_backlog=10, batch_size=1, arguments={"idle_exit": 0.3})) as inbox:
         eventually(lambda: inbox.paused)

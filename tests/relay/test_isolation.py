@@ -84,10 +84,6 @@ def test_a_batch_that_does_not_raise_is_published_once():
     assert batches == [messages]
 
 
-def test_an_empty_batch_has_no_outcomes():
-    assert isolate(Receiver({}).publish, []) == []
-
-
 def test_a_message_that_raises_is_deferred_with_the_exception():
     outcomes = isolate(Receiver({7}).publish, numbered(10))
     assert kinds(outcomes) == [OutcomeKind.ACCEPTED] * 7 + [OutcomeKind.DEFERRED] + [OutcomeKind.ACCEPTED] * 2
@@ -121,18 +117,6 @@ def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: 
         assert set(kinds(outcomes)) <= {OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED}
     else:
         assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
-
-
-@pytest.mark.parametrize(
-    "poison",
-    [range(0, 1000, 2), range(1, 1000, 2), range(500), range(500, 1000), range(0, 1000, 7), range(1, 1000)],
-    ids=["even", "odd", "first half", "last half", "every seventh", "all but the first"],
-)
-def test_many_poison_messages_hide_no_other_message(poison: range):
-    receiver = Receiver(poison)
-    outcomes = isolate(receiver.publish, numbered(1000))
-    assert culprits_of(outcomes) == set(poison)
-    assert {message.id for message in receiver.taken} == {*range(1000)} - {*poison}
 
 
 @settings(deadline=None)
@@ -269,13 +253,6 @@ def test_no_message_is_accepted_before_an_earlier_one_of_its_key(data: st.DataOb
         rest = ids[len(good) :]
         assert all(outcomes[id] is BLOCKED or outcomes[id].kind is OutcomeKind.UNANSWERED for id in rest[1:])
         assert not rest or outcomes[rest[0]].kind in {OutcomeKind.DEFERRED, OutcomeKind.UNANSWERED}
-
-
-def test_messages_behind_a_culprit_are_blocked():
-    outcomes = isolate(Receiver({2}).publish, numbered(8, "abaababb"))
-    assert {index for index, outcome in enumerate(outcomes) if outcome is BLOCKED} == {3, 5}
-    assert {index for index, outcome in enumerate(outcomes) if outcome is ACCEPTED} == {0, 1, 4, 6, 7}
-    assert culprits_of(outcomes) == {2}
 
 
 # On RabbitMQ

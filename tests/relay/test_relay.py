@@ -20,9 +20,9 @@ from django_outbox.relay import Relay
 from django_outbox.relay.state import Tally
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
-from tests.support.databases import end_other_sessions, statements_of_new_connections
+from tests.support.databases import end_other_sessions
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -146,42 +146,6 @@ def test_a_drain_that_makes_progress_survives_any_number_of_outages(scripted: Sc
         assert relay.drain().processed == 2 * QUICK.drain_patience
 
 
-def test_an_outage_of_one_publisher_does_not_affect_another(scripted: Script):
-    put(3)
-    put(3, publisher="other")
-    first = set(OutboxMessage.objects.filter(publisher="default").values_list("id", flat=True))
-    answer(scripted, lambda message: unanswered("away") if message.id in first else ACCEPTED)
-    for workers in (1, 2):
-        with Relay(workers=workers, limits=QUICK) as relay, pytest.raises(RelayUnavailable):
-            relay.drain()
-    assert OutboxMessage.objects.filter(publisher="other").processed().count() == 3
-    assert OutboxMessage.objects.filter(publisher="default").pending().count() == 3
-
-
-def test_a_publisher_that_raises_gives_the_batch_back(caplog: pytest.LogCaptureFixture, scripted: Script):
-    put(2)
-
-    def explode(message: Message) -> Any:
-        raise KeyError("a bug")
-
-    answer(scripted, explode)
-    with Relay(limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="KeyError: 'a bug'"):
-        relay.drain()
-    assert OutboxMessage.objects.due().count() == 2
-    assert any(record.exc_info for record in caplog.records), "the traceback is in the log"
-
-
-def test_a_publisher_that_answers_for_too_few_gives_the_batch_back(monkeypatch: pytest.MonkeyPatch):
-    put(3)
-    monkeypatch.setattr(ScriptedPublisher, "publish", lambda self, messages: [])
-    with (
-        Relay(limits=QUICK) as relay,
-        pytest.raises(RelayUnavailable, match="wrong number of outcomes: 0"),
-    ):
-        relay.drain()
-    assert OutboxMessage.objects.due().count() == 3
-
-
 def test_only_the_named_publishers_are_served():
     put(1)
     put(2, publisher="other")
@@ -222,16 +186,6 @@ def test_a_batch_is_bounded_in_bytes(using: str, scripted: Script):
         relay.drain()
     assert max(len(batch) for batch in scripted.batches) == 5
     assert statuses(using) == {Status.PROCESSED: 20}
-
-
-def test_a_batch_costs_the_same_statements_whatever_its_size(using: str):
-    counts = []
-    for size in (2, 500):
-        put(size, using)
-        with Relay(using=using, publishers=["default"]) as relay, statements_of_new_connections() as statements:
-            relay.deliver_once()
-        counts.append(len(statements))
-    assert 0 < counts[0] == counts[1] <= 11
 
 
 def test_a_running_relay_delivers_new_messages_until_it_is_stopped(running: Callable[..., Relay], using: str):
@@ -302,20 +256,6 @@ def test_each_phase_is_signalled_with_its_count_and_time():
     finally:
         phase_finished.disconnect(listen)
     assert phases == [(phase, 4, "default", True) for phase in ("claim", "publish", "settle")]
-
-
-def test_a_receiver_that_raises_does_not_affect_deliveries(caplog: pytest.LogCaptureFixture):
-    def listen(**_: Any) -> None:
-        raise RuntimeError("broken metrics")
-
-    phase_finished.connect(listen)
-    try:
-        put(1)
-        with Relay() as relay:
-            assert relay.drain().processed == 1
-    finally:
-        phase_finished.disconnect(listen)
-    assert "broken metrics" in caplog.text
 
 
 def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFixture, scripted: Script):
