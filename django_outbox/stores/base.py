@@ -253,7 +253,7 @@ class Store(ClaimQueries):
 
         return self.isolate_refused([*settlement.ids], write)
 
-    def isolate_refused(self, ids: Sequence[int], write: Callable[[Sequence[int]], None]) -> dict[int, str]:
+    def isolate_refused(self, ids: Sequence[int], write: Callable[[Sequence[int]], object]) -> dict[int, str]:
         """Return why messages cannot be changed, by their ids.
 
         All are changed in a savepoint that is rolled back; if that fails, the halves, until each culprit stands alone.

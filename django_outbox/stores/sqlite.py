@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django.db import OperationalError, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, transaction
 
+from django_outbox.db.errors import shows_refused_row
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
-from django_outbox.stores.base import CHANGED, Store, report_lost
+from django_outbox.stores.base import CHANGED, SKIPPED, Store, report_lost
 from django_outbox.stores.claiming import NONE, SIZE, OwnedHeads, Queued, Row, Span, choose, is_none_of, lock_number
 from django_outbox.stores.clock import boot_time
 from django_outbox.stores.locks import FIRST_PARTITION
@@ -27,7 +28,7 @@ from django_outbox.stores.rows import (
 )
 from django_outbox.stores.timeline import Fresh
 from django_outbox.utils.logs import logger
-from django_outbox.utils.text import counted
+from django_outbox.utils.text import counted, some_ids
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
@@ -128,7 +129,7 @@ DELETE FROM {{locks}} WHERE held_until <= {NOW} AND number > 0 AND number %% {2*
 
 LEASE = f"""
 UPDATE {{table}} SET available_at = {LATER} WHERE id IN (SELECT value FROM json_each(%s))
-RETURNING CAST(available_at AS TEXT)
+RETURNING id, CAST(available_at AS TEXT)
 """
 
 LEASE_PARTITIONS = "INSERT INTO {locks} (number, held_until) SELECT %s + value, %s FROM json_each(%s)"
@@ -417,11 +418,25 @@ class SQLiteStore(Store):
             if not rows:
                 return Claim([])
             due = {row[0]: row[SIZE + 1] for row in rows}
-            mark = str(self.fetch(LEASE, [max_seconds, json.dumps([*due])])[0][0])
+            try:
+                mark = self._lease_rows([*due], max_seconds)
+            except DatabaseError as error:
+                if not shows_refused_row(error):
+                    raise
+                refused = self.isolate_refused([*due], lambda ids: self._lease_rows(ids, max_seconds))
+                transaction.set_rollback(True, using=self.connection.alias)
+                return Claim([], refused=refused)
             partitions = sorted({row[-1] for row in rows if len(row) > SIZE + 2})
             if partitions:
                 self.execute(LEASE_PARTITIONS, [lock_number(publisher, 0), mark, json.dumps(partitions)])
         return Claim(read_messages(rows), LeasedBatch(mark, end, due, publisher, partitions))
+
+    def _lease_rows(self, ids: Sequence[int], seconds: float) -> str:
+        """Write the end of a lease into the rows of messages, and return it."""
+        leased = dict(self.fetch(LEASE, [seconds, json.dumps(ids)]))
+        if len(leased) < len(ids):
+            raise IntegrityError(f"{SKIPPED} {some_ids(id for id in ids if id not in leased)}")
+        return str(leased[ids[0]])
 
     def _release(self, lease: LeasedBatch, due: dict[int, str]) -> int:
         """Give back the messages that are still leased, and the partitions; return the number of messages."""

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,15 +18,15 @@ from django_outbox.messages import Message
 from django_outbox.relay import Relay
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
-from tests.relay.test_unsettled import HANDLERS, LEASED, is_payload, refusing, run_sql, table
+from tests.relay.test_unsettled import HANDLERS, LEASED, is_payload, refusing, restricted, run_sql, table
 from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
-PUBLISHERS: dict[str, dict[str, Any]] = {"transactional": HANDLERS, "leased": LEASED, "broker": MEMORY}
+PUBLISHERS: dict[str, dict[str, Any]] = {"transactional": HANDLERS, "leased": LEASED, "broker": SCRIPTED}
 SETTLED = "(NEW.processed_at IS NOT NULL OR NEW.failed_at IS NOT NULL OR NEW.error <> OLD.error)"
 
 
@@ -36,14 +36,16 @@ def publisher(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @contextmanager
-def handling(publisher: dict[str, Any], **settings: Any) -> Iterator[Counter[Any]]:
-    """Settings with one publisher, and the number of a handler's calls by payload."""
+def handling(publisher: dict[str, Any], *, failing: int | None = None, **settings: Any) -> Iterator[Counter[Any]]:
+    """Settings with one publisher, and the number of a handler's calls by payload; it raises for one of them."""
     calls: Counter[Any] = Counter()
     with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, **settings}), registry.scratch():
 
         @handler("t")
         def note(payload: Any, message: Message) -> None:
             calls[payload if isinstance(payload, int) else "large"] += 1
+            if payload == failing:
+                raise ValueError(payload)
 
         yield calls
 
@@ -51,12 +53,6 @@ def handling(publisher: dict[str, Any], **settings: Any) -> Iterator[Counter[Any
 def put_large(count: int, using: str) -> list[int]:
     with transaction.atomic(using=using):
         return [enqueue("t", "x" * 300_000, using=using).id for _ in range(count)]
-
-
-def refusing_up_to(id: int, using: str, publisher: dict[str, Any]) -> AbstractContextManager[None]:
-    """A trigger that refuses changes of the messages up to this one; on SQLite, brokers' batches may be claimed."""
-    may_claim = using == "default" and publisher["BACKEND"] == MEMORY["BACKEND"]
-    return refusing(using, f"OLD.id <= {id}" + (f" AND {SETTLED}" if may_claim else ""))
 
 
 def require_others(using: str, *, seconds: float = 60) -> None:
@@ -67,13 +63,13 @@ def require_others(using: str, *, seconds: float = 60) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 8, 12])
-def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], count: int):
+def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], count: int, scripted: Script):
     with handling({**publisher, "BATCH_SIZE": 10}) as calls:
         ids = put(count, using)
-        with refusing_up_to(ids[-1], using, publisher), relays_in_threads(using=using, limits=QUICK) as start:
+        with refusing(using, f"OLD.id <= {ids[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
             start()
             require_others(using)
-            assert max(calls.values(), default=0) <= 3
+            assert max([*calls.values(), *Counter(scripted.published()).values()], default=0) <= 3
             require_others(using)
 
 
@@ -82,7 +78,7 @@ def test_keys_with_refused_messages_stop_no_other(using: str, publisher: dict[st
         heads = [put(1, using, key=f"key-{number}")[0] for number in range(30)]
         for number in range(30):
             put(1, using, first=100, key=f"key-{number}")
-        with refusing_up_to(heads[-1], using, publisher), relays_in_threads(using=using, limits=QUICK) as start:
+        with refusing(using, f"OLD.id <= {heads[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
             start()
             require_others(using)
             require_others(using)
@@ -92,7 +88,7 @@ def test_keys_with_refused_messages_stop_no_other(using: str, publisher: dict[st
 def test_refused_rows_larger_than_a_batch_stop_no_other(using: str, publisher: dict[str, Any]):
     with handling(publisher, BATCH_BYTES=1_048_576):
         ids = put_large(6, using)
-        with refusing_up_to(ids[-1], using, publisher), relays_in_threads(using=using, limits=QUICK) as start:
+        with refusing(using, f"OLD.id <= {ids[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
             start()
             require_others(using)
             require_others(using)
@@ -199,12 +195,12 @@ def test_a_change_that_is_skipped_without_an_error_counts_as_refused(publisher: 
     assert max(calls.values(), default=0) <= 3
 
 
-@pytest.mark.parametrize("publisher", [HANDLERS, LEASED], ids=["transactional", "leased"])
-def test_a_change_that_sqlite_skips_counts_as_refused(publisher: dict[str, Any]):
+@pytest.mark.parametrize("condition", ["1", SETTLED], ids=["any", "settlement"])
+def test_a_change_that_sqlite_skips_counts_as_refused(publisher: dict[str, Any], condition: str, scripted: Script):
     run_sql(
         "default",
         f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table('default')} FOR EACH ROW "
-        f"WHEN {is_payload('default', 1)} BEGIN SELECT RAISE(IGNORE); END",
+        f"WHEN {is_payload('default', 1)} AND {condition} BEGIN SELECT RAISE(IGNORE); END",
     )
     try:
         with handling(publisher) as calls:
@@ -214,4 +210,33 @@ def test_a_change_that_sqlite_skips_counts_as_refused(publisher: dict[str, Any])
                 require_others("default")
     finally:
         run_sql("default", "DROP TRIGGER outbox_refuse")
+    assert max([*calls.values(), *Counter(scripted.published()).values()], default=0) <= 3
+
+
+def test_a_row_that_a_policy_hides_from_changes_stops_no_other(publisher: dict[str, Any]):
+    hidden = restricted("postgresql", "USING (payload <> '1'::jsonb)")
+    with handling(publisher) as calls:
+        put(4, "postgresql")
+        keyed = put(6, "postgresql", keys=2)
+        with hidden, relays_in_threads(using="postgresql", limits=QUICK) as start:
+            start()
+            require_others("postgresql")
+            messages = OutboxMessage.objects.using("postgresql").processed()
+            eventually(lambda: messages.filter(id__in=keyed[::2]).count() == 3)
+            require_others("postgresql")
+    assert not calls[1]
+
+
+@pytest.mark.parametrize("publisher", [HANDLERS, LEASED], ids=["transactional", "leased"])
+@pytest.mark.parametrize(("using", "skipped"), [*((using, False) for using in ALIASES), ("postgresql", True)], ids=str)
+def test_a_retry_that_cannot_be_stored_stops_no_other(using: str, skipped: bool, publisher: dict[str, Any]):
+    """Although the same row may be claimed, processed and failed."""
+    retried = f"{is_payload(using, 1)} AND NEW.error <> OLD.error AND NEW.failed_at IS NULL"
+    frozen = triggering("RETURN NULL", retried) if skipped else refusing(using, retried)
+    with handling({**publisher, "CLAIM_TIMEOUT": 5}, failing=1) as calls:
+        put(4, using)
+        with frozen, relays_in_threads(using=using, limits=QUICK) as start:
+            start()
+            require_others(using)
+            require_others(using)
     assert max(calls.values(), default=0) <= 3

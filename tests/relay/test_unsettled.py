@@ -109,7 +109,7 @@ def constrained(using: str) -> Iterator[None]:
 
 
 @contextmanager
-def restricted(using: str) -> Iterator[None]:
+def restricted(using: str, changes: str = "USING (true) WITH CHECK (payload <> '2'::jsonb)") -> Iterator[None]:
     """A role for new connections, with all rights, and a policy that lets it change other messages only."""
     role = f"outbox_{uuid.uuid4().hex[:8]}"
     options = connections[using].settings_dict["OPTIONS"]
@@ -120,7 +120,8 @@ def restricted(using: str) -> Iterator[None]:
         f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
         f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
         f"ALTER TABLE {table(using)} ENABLE ROW LEVEL SECURITY",
-        f"CREATE POLICY outbox_frozen ON {table(using)} TO {role} USING (true) WITH CHECK (payload <> '2'::jsonb)",
+        f"CREATE POLICY outbox_open ON {table(using)} FOR SELECT TO {role} USING (true)",
+        f"CREATE POLICY outbox_frozen ON {table(using)} FOR UPDATE TO {role} {changes}",
     )
     options["assume_role"] = role
     try:
@@ -130,6 +131,7 @@ def restricted(using: str) -> Iterator[None]:
         run_sql(
             using,
             f"DROP POLICY outbox_frozen ON {table(using)}",
+            f"DROP POLICY outbox_open ON {table(using)}",
             f"ALTER TABLE {table(using)} DISABLE ROW LEVEL SECURITY",
             f"DROP OWNED BY {role}",
             f"DROP ROLE {role}",
