@@ -11,12 +11,9 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import HELD_BY_PAUSE, DeliveryCount, Heartbeat, KeyLock, OutboxMessage
 from django_outbox.stores import get_store
-from django_outbox.stores.clock import boot_time
+from django_outbox.stores.clock import TOLERANCE, boot_time
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import counted
-
-TOLERANCE = datetime.timedelta(seconds=10)
-"""A clock that goes back by less costs a wait of that time. The nodes of a cluster may differ by as much."""
 
 
 class ClockGuard:

@@ -13,10 +13,11 @@ from django_outbox.admin.operations import REQUEUE
 from django_outbox.admin.overview_groups import Group, find_members
 from django_outbox.conf import get_settings
 from django_outbox.models import HELD_BY_OPERATOR, DeliveryCount, Heartbeat, KeyLock
+from django_outbox.monitoring.figures import Level
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Limits, Relay
-from django_outbox.relay.clock import TOLERANCE, ClockGuard
-from django_outbox.stores.clock import read_clock
+from django_outbox.relay.clock import ClockGuard
+from django_outbox.stores.clock import TOLERANCE, read_clock
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
@@ -82,6 +83,26 @@ def test_drains_deliver_it_too(using: str):
     for expected in (0, 6):
         with Relay(using=using) as relay:
             assert relay.drain().processed == expected
+
+
+def test_without_a_relay_the_status_reports_it(using: str):
+    put(3, using)
+    report(using)
+    set_clock_back(using)
+    status = read_status(using)
+    (verdict,) = status.verdicts
+    assert (verdict.code, verdict.level) == ("not_delivering", Level.WARNING)
+    assert verdict.sentence.startswith(
+        "The database's clock went back by 1 h, and no relay has been seen since. 3 messages wait, "
+    )
+    guard(using).check()
+    assert read_status(using).verdict.code == "delivering"
+
+
+def test_a_relay_that_ended_and_nothing_that_waits_are_no_verdict(using: str):
+    report(using)
+    set_clock_back(using)
+    assert read_status(using).verdict.code == "idle"
 
 
 def test_one_relay_logs_it_once(using: str, caplog: pytest.LogCaptureFixture):
