@@ -21,6 +21,7 @@ from django.core.checks import CheckMessage, Error, Info, Tags, Warning, registe
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
 from django.db import DatabaseError, connections, router
+from django.db.models import ForeignKey
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers.publisher import TransactionalPublisher
@@ -264,15 +265,18 @@ def _check_event_publisher(event_type: EventType, publishers: Collection[str]) -
 @registered
 def check_links() -> Iterator[CheckMessage]:
     """Check that no foreign key of another model keeps messages from being deleted."""
-    for link in find_links():
-        yield Warning(
-            f"{link} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so a "
-            "message that a row refers to is never deleted. With a RETENTION of timedelta(0), it fails once it is "
-            "delivered.",
-            hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
-            "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
-            id="django_outbox.W033",
-        )
+    yield from map(_warn_of_link, find_links())
+
+
+def _warn_of_link(link: "ForeignKey[Any, Any]") -> CheckMessage:
+    return Warning(
+        f"{link} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so a "
+        "message that a row refers to is never deleted. With a RETENTION of timedelta(0), it is kept as a processed "
+        "one.",
+        hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
+        "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
+        id="django_outbox.W033",
+    )
 
 
 @of_settings
@@ -640,6 +644,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
+        # Only the database knows whether an unmanaged model is a view.
+        yield from (_warn_of_link(link) for link in find_links(alias) if not link.model._meta.managed)
         if isinstance(store, PostgreSQLStore):
             yield from _check_postgresql(store)
 

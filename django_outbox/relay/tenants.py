@@ -91,7 +91,7 @@ class Tenants:
         if streamed := sorted(state.settings.streamed & state.batch_sizes.keys()):
             raise ImproperlyConfigured(
                 f"The publisher {streamed[0]!r} has a SOURCE that one relay cannot serve in many schemas. Set it to "
-                '"table", or run a relay for each schema.'
+                '"table", or run a relay for each schema: manage.py tenant_command run_outbox --schema=NAME'
             )
         self._state = state
         self._service = state.service

@@ -333,3 +333,17 @@ def test_wrong_flags_and_publishers_are_refused(manage: Project):
     done = manage("run_outbox", "--all-schemas", "--settings", "streamed_project")
     assert done.returncode == 1
     assert "The publisher 'default' has a SOURCE that one relay cannot serve" in done.stderr
+    assert "manage.py tenant_command run_outbox --schema=NAME" in done.stderr
+
+
+def test_a_stream_has_a_relay_in_each_schema(manage: Project):
+    streamed = manage.folder / "streamed_project.py"
+    streamed.write_text("from tenants_project import *\nOUTBOX['PUBLISHERS']['default']['SOURCE'] = 'snapshot'\n")
+    script = ENQUEUE.format(schemas=("t1", "t2"), type="streamed", count=1)
+    assert not manage("shell", "-c", script, "--settings", "streamed_project").returncode
+    pending = f"SELECT count(*) FROM t1.{TABLE} WHERE type = 'streamed' AND available_at IS NULL"
+    assert manage.sql(pending) == [(1,)]
+    for schema in ("t1", "t2"):
+        done = manage("tenant_command", "run_outbox", "--drain", f"--schema={schema}", "--settings", "streamed_project")
+        assert done.returncode == 0, done.stderr
+        assert f"'schema': '{schema}'" in done.stdout or f'"schema": "{schema}"' in done.stdout

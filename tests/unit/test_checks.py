@@ -483,6 +483,22 @@ def test_w033_a_foreign_key_keeps_messages_from_being_deleted(on_delete: Any):
     assert problem.msg.startswith("contenttypes.Link.message is a foreign key to OutboxMessage.")
 
 
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_w033_an_unmanaged_model_has_a_table(using: str):
+    with link_model(managed=False) as model:
+        assert found(publishers(BACKEND=SCRIPTED), databases=[using]) == {}
+        model._meta.managed = True
+        with connections[using].schema_editor() as editor:
+            editor.create_model(model)
+        model._meta.managed = False
+        try:
+            only(found(publishers(BACKEND=SCRIPTED), databases=[using]), "W033")
+        finally:
+            model._meta.managed = True
+            with connections[using].schema_editor() as editor:
+                editor.delete_model(model)
+
+
 def test_w033_is_silent_without_a_constraint_and_if_the_database_deletes():
     for options in ({"db_constraint": False}, {"managed": False}):
         with link_model(**options):
