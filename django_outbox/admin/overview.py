@@ -1,8 +1,9 @@
 """The overview in the admin: whether messages are delivered, what stands in the way, and the operations that help."""
 
+import datetime
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -13,13 +14,15 @@ from django.db import DatabaseError, connections, router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.operations import (
+    DISCARD,
     MAX_REASON_LENGTH,
     NOT_TYPED,
+    REQUEUE,
     Operation,
     describe_confirmation,
     is_typed,
@@ -40,7 +43,7 @@ from django_outbox.admin.overview_groups import (
 )
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview, Status
+from django_outbox.models import MAX_NAME_LENGTH, CommandEntry, OutboxMessage, Overview, Status
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
 from django_outbox.monitoring.readings import holds_outbox
@@ -51,6 +54,15 @@ from django_outbox.utils.text import describe
 
 VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
+
+BY_COMMAND = {
+    "outbox_requeue": REQUEUE.done,
+    "outbox_discard": DISCARD.done,
+    "outbox_restore": ngettext_lazy("%(count)s message was restored.", "%(count)s messages were restored.", "number"),
+    "outbox_pause": gettext_lazy("Paused."),
+    "outbox_resume": gettext_lazy("Resumed."),
+}
+"""What commands have done, in words."""
 
 SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""
@@ -113,11 +125,11 @@ class OverviewAdmin(ReadOnly):
         }
         try:
             figures = status(using)
-            waiting = read_waiting(figures)
+            waiting, performed = read_waiting(figures), last_operations(using)
         except DatabaseError as error:
             context["unavailable"] = describe(error)
         else:
-            context.update(page.describe(figures, waiting, period), operations=last_operations())
+            context.update(page.describe(figures, waiting, period), operations=performed)
         title = _("Outbox · %(database)s") % {"database": using}
         name = "overview/fragment" if request.GET.get("fragment") else "overview/overview"
         return self.render(request, name, title, **{**context, **(extra_context or {})})
@@ -270,8 +282,24 @@ def subject(publisher: str, type: str) -> str:
     return _("%(publisher)s: %(type)s") % {"publisher": publisher, "type": type} if type else publisher
 
 
-def last_operations() -> list[LogEntry]:
-    """Return the newest entries about messages and about the overview, with their users."""
+class Performed(NamedTuple):
+    """An operation that was performed: here, or by a command."""
+
+    at: datetime.datetime
+    by: str
+    text: str
+    subject: str
+
+
+def last_operations(using: str) -> list[Performed]:
+    """Return the newest operations: those about messages and the overview in the admin's log, and those by commands."""
     types = ContentType.objects.get_for_models(OutboxMessage, Overview, for_concrete_models=False).values()
-    entries = LogEntry.objects.filter(content_type__in=list(types)).select_related("user")
-    return list(entries.order_by("-pk")[:SHOWN_OPERATIONS])
+    entries = LogEntry.objects.filter(content_type__in=list(types)).select_related("user").order_by("-pk")
+    found = [
+        Performed(each.action_time, each.user.get_username(), each.get_change_message(), each.object_repr)
+        for each in entries[:SHOWN_OPERATIONS]
+    ]
+    for each in CommandEntry.objects.using(using).order_by("-pk")[:SHOWN_OPERATIONS]:
+        text = with_reason(with_count(BY_COMMAND[each.command], each.count), each.reason)
+        found.append(Performed(each.at, each.by, text, f"{each.command} {each.arguments}"))
+    return sorted(found, reverse=True)[:SHOWN_OPERATIONS]

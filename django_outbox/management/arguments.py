@@ -89,6 +89,11 @@ def require_publisher(alias: str | None) -> str:
     return alias
 
 
+def subject(publisher: str, type: str) -> str:
+    """Return what is paused as it is written on the command line."""
+    return f"{publisher} --type {type}" if type else publisher
+
+
 def describe(publisher: str, type: str) -> str:
     """Return what is paused, in words."""
     return f"the type {type!r} of the publisher {publisher!r}" if type else f"the publisher {publisher!r}"

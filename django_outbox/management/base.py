@@ -1,6 +1,8 @@
 """The base of all commands: examples in the help, and the flag for the database."""
 
 import argparse
+import datetime
+import getpass
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +19,14 @@ from django.core.management.base import (
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router
 from django.db.models import Model
 
-from django_outbox.models import OutboxMessage
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.models import CommandEntry, OutboxMessage
 from django_outbox.stores.schema import REQUIRED, describe_missing_schema
+from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe, escape
+
+KEEP_ENTRIES = datetime.timedelta(days=365)
+"""Age up to which the changes that were made by commands are kept."""
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -107,6 +114,31 @@ class OutboxCommand(BaseCommand):
         self.report("Nothing was changed.")
         return False
 
+    def add_reason_argument(self, parser: CommandParser) -> None:
+        parser.add_argument("--reason", metavar="TEXT", default="", help="A note for other operators.")
+
+    def record(self, using: str, arguments: str, *, count: int = 0, reason: str = "") -> None:
+        """Record what an operator changed, in the log and for the admin's list of operations."""
+        command, by = type(self).__module__.rpartition(".")[2], find_operator()
+        logger.info(
+            "%(by)s ran %(command)s %(arguments)s: count %(count)d",
+            event="command.finished",
+            database=using,
+            command=command,
+            arguments=arguments,
+            by=by,
+            count=count,
+            reason=reason,
+        )
+        entries = CommandEntry.objects.using(using)
+        try:
+            entries.create(
+                by=by[:150], command=command, arguments=escape(arguments)[:500], count=count, reason=reason[:500]
+            )
+            entries.filter(at__lt=DatabaseNow() - KEEP_ENTRIES).delete()
+        except DatabaseError as error:
+            self.stderr.write(f"The change was made, but the admin will not list it: {describe(error)}")
+
     def write_line(self, text: str = "", style: Callable[[str], str] | None = None) -> None:
         """Write a line to standard output, escaped, because strangers choose types, keys and errors of messages."""
         self.stdout.write(escape(text), style)
@@ -119,6 +151,15 @@ class OutboxCommand(BaseCommand):
         if self.verbosity > 0 and self.stderr.isatty():
             self.stderr.write(f"\r\x1b[2K{escape(text)}", ending="", style_func=str)
             self.stderr.flush()
+
+
+def find_operator() -> str:
+    """Return the name of the operating system's user."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        # A container may run as a user that has no name.
+        return ""
 
 
 def require_text(name: str, value: object) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import F, Q
+from django.utils import timezone
 from django.utils.timezone import localtime
 
 from django_outbox.db.functions import DatabaseNow, IsExactly, MatchesPattern
@@ -94,6 +95,7 @@ class FailedMessagesCommand(OutboxCommand):
         parser.add_argument(
             "--dry-run", action="store_true", help=f"Show what would be {self.participle}, and change nothing."
         )
+        self.add_reason_argument(parser)
         self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -111,7 +113,7 @@ class FailedMessagesCommand(OutboxCommand):
         elif ids:
             question = f"{self.verb.capitalize()} {counted(len(ids), 'message')}?{self.warning}"
             if self.confirm(question, options):
-                self._change(messages, ids)
+                self._change(messages, ids, options)
 
     def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> "tuple[array[int], Groups]":
         rows = messages.order_by("failed_at", "id").values_list("id", "type", "error_class", "failed_at", "blocks_key")
@@ -141,7 +143,7 @@ class FailedMessagesCommand(OutboxCommand):
         blocked = f", {blocking:,} of which block their key" if blocking else ""
         self.write_line(f"Found {counted(count, 'failed message')}{blocked}.")
 
-    def _change(self, messages: OutboxMessageQuerySet, ids: "array[int]") -> None:
+    def _change(self, messages: OutboxMessageQuerySet, ids: "array[int]", options: dict[str, Any]) -> None:
         changed = tried = 0
         try:
             for batch in batches(ids):
@@ -151,6 +153,7 @@ class FailedMessagesCommand(OutboxCommand):
         finally:
             self.show_progress("")
             self.report(f"{counted(changed, 'message')} {self.participle}.")
+            self.record(messages.db, describe_filters(options), count=changed, reason=options["reason"])
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
                 self.report(f"{counted(skipped, 'message')} {were} {self.left_alone} and {were} left alone.")
@@ -180,6 +183,17 @@ def chosen(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> OutboxMe
         if options[name] is not None:
             found = _filtered(found, name, options[name])
     return found
+
+
+def describe_filters(options: dict[str, Any]) -> str:
+    """Return the filters as they are written on the command line; an age as the time that it means now."""
+    texts = ["--all"] if options["all"] else []
+    for name in (*FILTERS, "limit"):
+        for value in options[name] if isinstance(options[name], list) else [options[name]]:
+            if value is not None:
+                time = timezone.now() - value if isinstance(value, datetime.timedelta) else value
+                texts.append(f"{_flag(name)} {_time(time) if isinstance(time, datetime.datetime) else time}")
+    return " ".join(texts)
 
 
 def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> Iterator[str]:

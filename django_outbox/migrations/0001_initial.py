@@ -49,6 +49,21 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='CommandEntry',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField(db_default=django_outbox.db.functions.DatabaseNow())),
+                ('by', models.CharField(blank=True, default='', max_length=150)),
+                ('command', models.CharField(max_length=32)),
+                ('arguments', models.CharField(max_length=500)),
+                ('count', models.PositiveBigIntegerField(default=0)),
+                ('reason', models.CharField(blank=True, default='', max_length=500)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='RateLimit',
             fields=[
                 ('publisher', models.CharField(max_length=63, primary_key=True, serialize=False)),

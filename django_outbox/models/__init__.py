@@ -13,7 +13,15 @@ from django_outbox.models.message import (
     OutboxMessageQuerySet,
     Status,
 )
-from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause, RateLimit
+from django_outbox.models.operations import (
+    CommandEntry,
+    DeliveryCount,
+    Heartbeat,
+    KeyLock,
+    Overview,
+    Pause,
+    RateLimit,
+)
 from django_outbox.models.positions import StreamPosition
 
 __all__ = [
@@ -25,6 +33,7 @@ __all__ = [
     "MAX_HISTORY",
     "MAX_NAME_LENGTH",
     "STREAMED",
+    "CommandEntry",
     "DeliveryCount",
     "Heartbeat",
     "KeyLock",

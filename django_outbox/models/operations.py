@@ -114,6 +114,30 @@ class RateLimit(models.Model):
         return self.publisher
 
 
+class CommandEntry(models.Model):
+    """A change that an operator made by a command; the admin lists it among the last operations.
+
+    Attributes:
+        by: the operating system's user.
+        command: its name, such as `outbox_requeue`.
+        arguments: what it was to change, as on the command line: filters, or a publisher and a type.
+        count: the number of messages that it changed.
+    """
+
+    at = models.DateTimeField(db_default=DatabaseNow())
+    by = models.CharField(max_length=150, blank=True, default="")
+    command = models.CharField(max_length=32)
+    arguments = models.CharField(max_length=500)
+    count = models.PositiveBigIntegerField(default=0)
+    reason = models.CharField(max_length=500, blank=True, default="")
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.command} {self.arguments}"
+
+
 class Pause(models.Model):
     """A publisher, or one type of its messages, that relays leave alone until it is resumed.
 

@@ -78,8 +78,9 @@ class TestPage:
         admin_client.get(address())
         with CaptureQueriesContext(connections["default"]) as queries:
             admin_client.get(address())
-        # The session, the user, the last operations, and the waiting messages without and with a key.
-        assert len(queries) == 5
+        # The session, the user, the last operations here and by commands, and the waiting messages without and with a
+        # key.
+        assert len(queries) == 6
 
     def test_reads_the_figures_once_in_two_seconds(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
         # The package has a function of the module's name.
@@ -203,9 +204,7 @@ class TestGroups:
         assert OutboxMessage.objects.pending().count() == 2
         assert LogEntry.objects.get().change_message == "2 messages were requeued."
         listed = admin_client.get(address()).context["operations"]
-        assert [(entry.user.username, entry.change_message) for entry in listed] == [
-            ("admin", "2 messages were requeued.")
-        ]
+        assert [(entry.by, entry.text) for entry in listed] == [("admin", "2 messages were requeued.")]
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
     def test_messages_of_another_error_are_left_alone(

@@ -1,12 +1,11 @@
 """`manage.py outbox_pause`: pause a publisher, or one type of its messages."""
 
-import getpass
 from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_outbox.management.arguments import add_pause_arguments, describe, require_publisher
-from django_outbox.management.base import OutboxCommand
+from django_outbox.management.arguments import add_pause_arguments, describe, require_publisher, subject
+from django_outbox.management.base import OutboxCommand, find_operator
 from django_outbox.models import Pause
 from django_outbox.stores.pausing import pause
 
@@ -25,7 +24,7 @@ class Command(OutboxCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
         add_pause_arguments(parser, publisher="?")
-        parser.add_argument("--reason", metavar="TEXT", default="", help="A note for other operators.")
+        self.add_reason_argument(parser)
         parser.add_argument("--list", action="store_true", help="Show what is paused, and change nothing.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -35,7 +34,8 @@ class Command(OutboxCommand):
             return
         publisher = require_publisher(options["publisher"])
         what = describe(publisher, options["type"])
-        if pause(publisher, options["type"], using=using, reason=options["reason"], by=_user()):
+        if pause(publisher, options["type"], using=using, reason=options["reason"], by=find_operator()):
+            self.record(using, subject(publisher, options["type"]), reason=options["reason"])
             self.report(f"Paused {what}.")
         else:
             self.report(f"Nothing was changed: {what} is paused already.")
@@ -50,11 +50,3 @@ class Command(OutboxCommand):
             self.write_line(f"{describe(row.publisher, row.type)} {state} since {since}{by}{reason}")
         if not rows:
             self.write_line("Nothing is paused.")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        # A container may run as a user that has no name.
-        return ""

@@ -49,6 +49,7 @@ class Command(OutboxCommand):
             nargs="+",
             help=f"The messages to restore; at most {MAX_IDS:,}.",
         )
+        self.add_reason_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         database = self.get_database(options)
@@ -76,6 +77,10 @@ class Command(OutboxCommand):
             else:
                 good.append(message)
         restored = restore(good, STATUSES[options["target"]], using=database)
+        if restored:
+            self.record(
+                database, f"--as {options['target']} {options['file']}", count=restored, reason=options["reason"]
+            )
         self.report(f"{counted(restored, 'message')} restored as {options['target']}.")
         if present := len(good) - restored:
             were = "was" if present == 1 else "were"

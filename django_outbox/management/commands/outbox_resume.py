@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_outbox.management.arguments import add_pause_arguments, describe
+from django_outbox.management.arguments import add_pause_arguments, describe, subject
 from django_outbox.management.base import OutboxCommand
 from django_outbox.stores.pausing import resume
 from django_outbox.utils.text import counted
@@ -24,18 +24,20 @@ class Command(OutboxCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
         add_pause_arguments(parser)
+        self.add_reason_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         # A publisher that was removed from the settings may be resumed.
-        publisher, type = options["publisher"], options["type"]
+        using, publisher, type = self.get_database(options), options["publisher"], options["type"]
         what = describe(publisher, type)
         try:
-            result = resume(publisher, type, using=self.get_database(options), on_batch=self._show)
+            result = resume(publisher, type, using=using, on_batch=self._show)
         finally:
             self.show_progress("")
         if not (result.was_paused or result.released):
             self.report(f"Nothing was changed: {what} is not paused.")
             return
+        self.record(using, subject(publisher, type), count=result.released, reason=options["reason"])
         held = f" {counted(result.released, 'held message')} will be delivered now." if result.released else ""
         self.report(f"Resumed {what}.{held}")
 

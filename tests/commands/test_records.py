@@ -1,0 +1,103 @@
+"""What operators change by commands is in the log, and among the last operations of the admin."""
+
+import getpass
+import io
+import logging
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import DatabaseError
+from django.test import Client
+
+from django_outbox.models import CommandEntry, OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.support.admin.overview_pages import address
+from tests.support.admin.tools import put, text
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+FILTERS = ("--type", "order.*", "--type", "invoice", "--failed-before", "2030-05-31T08:30+00:00", "--limit", "2")
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+
+
+def run(name: str, *arguments: str, using: str = "default") -> str:
+    errors = io.StringIO()
+    call_command(name, *arguments, "--database", using, stdout=io.StringIO(), stderr=errors)
+    return errors.getvalue()
+
+
+CASES = [
+    pytest.param(
+        ("outbox_requeue", *FILTERS, "--reason", "queue mended"),
+        "--type order.* --type invoice --failed-before 2030-05-31 10:30:00+02:00 --limit 2",
+        "2 messages were requeued.",
+        id="requeue",
+    ),
+    pytest.param(("outbox_discard", "--all", "--reason", "tests"), "--all", "3 messages were discarded.", id="discard"),
+    pytest.param(
+        ("outbox_pause", "default", "--type", "paid", "--reason", "hot"), "default --type paid", "Paused.", id="pause"
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "arguments", "text"), CASES)
+def test_an_operation_by_command_is_on_the_overview(
+    using: str, command: tuple[str, ...], arguments: str, text: str, admin_client: Client
+):
+    put(Status.FAILED, 3, using=using)
+    assert not run(*command, using=using)
+    [shown] = admin_client.get(address(using=using)).context["operations"]
+    reason = f"{text} Reason: {command[-1]}"
+    assert (shown.by, shown.text, shown.subject) == ("ada", reason, f"{command[0]} {arguments}")
+
+
+@pytest.mark.parametrize(("command", "arguments", "text"), CASES)
+def test_an_operation_by_command_is_in_the_log(
+    command: tuple[str, ...], arguments: str, text: str, caplog: pytest.LogCaptureFixture
+):
+    put(Status.FAILED, 3)
+    with caplog.at_level(logging.INFO, "django_outbox"):
+        run(*command)
+    [record] = [vars(each) for each in caplog.records if getattr(each, "event", "") == "command.finished"]
+    count = int(text[0]) if text[0].isdecimal() else 0
+    assert (record["by"], record["command"], record["arguments"]) == ("ada", command[0], arguments)
+    assert (record["database"], record["count"], record["reason"]) == ("default", count, command[-1])
+
+
+def test_resuming_is_recorded_with_the_messages_that_are_due_again(admin_client: Client):
+    run("outbox_pause", "default")
+    run("outbox_resume", "default", "--reason", "cool")
+    assert [(each.text, each.subject) for each in admin_client.get(address()).context["operations"]] == [
+        ("Resumed. Reason: cool", "outbox_resume default"),
+        ("Paused.", "outbox_pause default"),
+    ]
+
+
+def test_operations_of_the_admin_and_of_commands_are_listed_together(admin_client: Client):
+    run("outbox_pause", "default")
+    admin_client.post(address("resume", publisher="default"))
+    page = admin_client.get(address())
+    assert [each.by for each in page.context["operations"]] == ["admin", "ada"]
+    assert "<strong>ada</strong> Paused." in text(page)
+
+
+@pytest.mark.parametrize("arguments", [["--all", "--dry-run"], ["--type", "other"]])
+def test_what_changes_nothing_is_not_recorded(arguments: list[str]):
+    put(Status.FAILED, 3)
+    run("outbox_requeue", *arguments)
+    assert not CommandEntry.objects.exists()
+
+
+def test_a_change_that_cannot_be_recorded_is_made_and_reported(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DatabaseError("permission denied")
+
+    put(Status.FAILED, 1)
+    monkeypatch.setattr("django.db.models.query.QuerySet.create", refuse)
+    assert "the admin will not list it: DatabaseError: permission denied" in run("outbox_requeue", "--all")
+    assert OutboxMessage.objects.pending().count() == 1
