@@ -1,0 +1,234 @@
+"""What each view says at which moment after a real relay was killed, cut from its broker or limited.
+
+One run for all views, because it takes real time: relays report every 10 seconds.
+"""
+
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from html import unescape
+from io import StringIO
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from django.conf import settings as project
+from django.core.management import call_command
+from django.db import connections
+from django.test import Client
+
+from django_outbox.management.live import RelayFigures, describe_outage
+from django_outbox.models import Heartbeat, OutboxMessage
+from django_outbox.relay import Relay
+from tests.conftest import ALIASES
+from tests.support.admin.overview_pages import address
+from tests.support.admin.tools import text
+from tests.support.messages import ago, put
+from tests.support.proxies import Proxies
+from tests.support.relay_threads import relays_in_threads
+from tests.support.spawning import process
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(databases=ALIASES, transaction=True)]
+
+MOMENTS = (5, 15, 30, 45, 60, 90)
+"""Seconds since the relays were killed and cut; for the limited one, since it has more messages than it may deliver."""
+
+LIMIT = 5
+USING = {"killed": "postgresql", "cut": "mariadb", "limited": "default"}
+"""The database of each relay."""
+
+OK, WARNING, CRITICAL = "OK", "WARNING", "CRITICAL"
+DELIVERING, NOT_DELIVERING = (OK, "delivering"), (WARNING, "not_delivering")
+UNAVAILABLE, BEHIND = (WARNING, "unavailable"), (WARNING, "behind")
+TABLE = {
+    # A relay that was killed may have reported just before, so it is silent for 5 to 15 seconds after 5.
+    "killed": (
+        {DELIVERING},
+        {DELIVERING, NOT_DELIVERING},
+        {NOT_DELIVERING},
+        {NOT_DELIVERING},
+        {NOT_DELIVERING, (CRITICAL, "not_delivering")},
+        {(CRITICAL, "not_delivering")},
+    ),
+    # The outage is in the next report.
+    "cut": (
+        {DELIVERING, UNAVAILABLE},
+        {UNAVAILABLE},
+        {UNAVAILABLE},
+        {UNAVAILABLE},
+        {UNAVAILABLE, (CRITICAL, "unavailable")},
+        {(CRITICAL, "unavailable")},
+    ),
+    # Messages are late after a minute.
+    "limited": ({DELIVERING}, {DELIVERING}, {DELIVERING}, {DELIVERING, BEHIND}, {DELIVERING, BEHIND}, {BEHIND}),
+}
+"""The level and the code that every view may show first, at each moment."""
+
+PERIOD = r"(\d+ s|\d min( \d+ s)?)"
+SENTENCES = {
+    "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
+    "not_delivering": rf"Publisher 'default': 2 relays have not reported for {PERIOD}; [\d,]+ due\.",
+    "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD} \(.+\): [\d,]+ due\.",
+    "behind": rf"Publisher 'limited' is {PERIOD} behind: it delivers its limit of 5 messages a second, [\d,]+ due "
+    rf"\({PERIOD} left at this rate\)\.",
+}
+"""The sentence of each code."""
+
+STATES = {"killed": ("running", "not seen"), "cut": ("running",), "limited": ("running",)}
+"""The states of the relays, before and after two reports were missed."""
+
+
+class View(NamedTuple):
+    """What one view says: its first verdict, and the deliveries of the last minute if it has them."""
+
+    name: str
+    level: str
+    code: str
+    delivered: int | None = None
+
+
+def run_relay(pipe: Connection, using: str) -> None:
+    Relay(using=using, publishers=["default"]).run()
+
+
+@pytest.fixture
+def relays(settings: Any) -> Iterator[tuple[dict[str, Relay], Callable[[], None]]]:
+    """Relays at work, by their fate, and the function that brings it about. Messages are enqueued all the time."""
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    type = f"moments-{uuid.uuid4()}"
+    with ExitStack() as stack:
+        client = stack.enter_context(redis.Redis.from_url(project.REDIS_URL))
+        stack.callback(client.delete, type)
+        address, _, database = project.REDIS_URL.rpartition("/")
+        proxy = stack.enter_context(Proxies()).open(int(address.rpartition(":")[2]))
+        backend = "django_outbox.brokers.redis.RedisStreamsPublisher"
+        url = f"redis://127.0.0.1:{proxy.port}/{database}"
+        settings.OUTBOX = {
+            "PUBLISHERS": {
+                "default": memory,
+                "cut": {"BACKEND": backend, "OPTIONS": {"url": url}},
+                "limited": {**memory, "RATE_LIMIT": LIMIT},
+            }
+        }
+        put(1000, USING["limited"], publisher="limited")
+        target = f"{__name__}.{run_relay.__name__}"
+        children = [stack.enter_context(process(target, USING["killed"]))[0] for _ in range(2)]
+        stack.enter_context(enqueueing(type))
+        start = stack.enter_context(relays_in_threads())
+        found = {alias: start(using=USING[alias], publishers=[alias]) for alias in ("cut", "limited")}
+
+        def bring_about() -> None:
+            for child in children:
+                child.kill()
+            proxy.go_down()
+
+        # An operator looks at the killed ones from another terminal.
+        with Relay(using=USING["killed"], publishers=["default"]) as found["killed"]:
+            yield found, bring_about
+
+
+@contextmanager
+def enqueueing(type: str) -> Iterator[None]:
+    left = threading.Event()
+
+    def enqueue() -> None:
+        while not left.wait(0.2):
+            put(1, USING["killed"], type=type)
+            put(1, USING["cut"], type=type, publisher="cut")
+        connections.close_all()
+
+    thread = threading.Thread(target=enqueue)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+
+
+def views(client: Client, fate: str) -> Iterator[View]:
+    """Ask each view for its first verdict about a database, and check what it shows of the publisher."""
+    using, alias = USING[fate], "default" if fate == "killed" else fate
+    limit = r" \(limit 5/s\)" if fate == "limited" else ""
+    output = status(using)
+    level, sentence = re.match(r"(\w+): (.+)\n", output).groups()  # type: ignore[union-attr]
+    row = re.search(rf"^  {alias} .*? ([\d,]+){limit}  +(\S+)  +(\d)$", output, re.MULTILINE)
+    assert row, output
+    assert re.search(rf"({'|'.join(STATES[fate])})  ", output), output
+    figures = json.loads(status(using, "--json"))
+    code = figures["verdicts"][0]["code"]
+    assert re.fullmatch(SENTENCES[code], sentence), sentence
+    yield View("outbox_status", level, code, int(row[1].replace(",", "")))
+    [publisher] = [each for each in figures["publishers"] if each["alias"] == alias]
+    assert publisher["rate_limit"] == (LIMIT if fate == "limited" else None)
+    yield View("JSON", figures["level"], code, publisher["processed_per_minute"])
+
+    page = unescape(text(client.get(address(using=using, fragment="1"))))
+    first = re.search(r'outbox-verdict outbox-(\w+)".*?outbox-sentence">(.*?)</span>', page, re.DOTALL)
+    assert first, page
+    # All publishers of the settings are on each page.
+    assert page.count("limit 5/s") == 1
+    assert re.search(rf'data-label="state">({"|".join(STATES[fate])})<', page)
+    code = next(code for code, pattern in SENTENCES.items() if re.fullmatch(pattern, first[2]))
+    yield View("overview", first[1].upper(), code)
+
+    answer = client.get("/outbox/health/", {"database": using})
+    health = answer.json()["databases"][using]
+    assert answer.status_code == (503 if health["level"] == "critical" else 200)
+    mine = health["publishers"][alias]
+    assert mine["rate_limit"] == publisher["rate_limit"]
+    yield View("health", health["level"].upper(), health["verdicts"][0]["code"], mine["delivered_in_last_minute"])
+
+    samples = text(client.get("/outbox/metrics/", {"database": using}))
+    number = re.search(rf'^django_outbox_level{{database="{using}"}} (\d)', samples, re.MULTILINE)
+    worst = re.findall(rf'^django_outbox_verdict{{code="(\w+)".*}} {number and number[1]}\.0$', samples, re.MULTILINE)
+    counted = re.search(rf'last_minute_processed_messages{{.*publisher="{alias}"}} (\d+)', samples)
+    assert number
+    assert counted
+    assert f'django_outbox_rate_limit{{database="{using}",publisher="limited"}} 5.0' in samples
+    yield View("metrics", (OK, WARNING, CRITICAL)[int(number[1])], worst[0], int(counted[1]))
+
+
+def reported(fate: str) -> int:
+    """Return the number of relays that have reported deliveries."""
+    return Heartbeat.objects.using(USING[fate]).filter(processed__gt=0).count()
+
+
+def status(using: str, *arguments: str) -> str:
+    out = StringIO()
+    with suppress(SystemExit):
+        call_command("outbox_status", "--database", using, "--no-color", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_each_view_at_each_moment(relays: tuple[dict[str, Relay], Callable[[], None]], admin_client: Client):
+    figures = {fate: RelayFigures(relay) for fate, relay in relays[0].items()}
+    # A relay reports when it starts, and 10 seconds later what it has delivered.
+    eventually(lambda: reported("killed") == 2 and reported("cut") == 1)
+    relays[1]()
+    began, wrong, seen = time.monotonic(), [], []
+    for number, moment in enumerate(MOMENTS):
+        time.sleep(max(began + moment - time.monotonic(), 0))
+        for fate, allowed in TABLE.items():
+            delivered = OutboxMessage.objects.using(USING[fate]).filter(processed_at__gt=ago(seconds=75)).count()
+            for view in views(admin_client, fate):
+                seen.append(f"{moment:>3} s  {fate:8} {view.name:14} {view.level} {view.code} {view.delivered}")
+                if (view.level, view.code) not in allowed[number] or (view.delivered or 0) > delivered:
+                    wrong.append(seen[-1])
+            live = figures[fate].read()
+            due, *rest = live.texts
+            assert re.fullmatch(r"due [\d,]+", due)
+            assert ("limited (limit 5/s)" in live.served) is (fate == "limited")
+            outages = [*map(describe_outage, live.outages)]
+            assert len(outages) == (fate == "cut"), outages
+            assert all(each.startswith("cut: Redis unavailable since ") for each in outages)
+            assert moment < 30 or (due != "due 0" and rest[0].startswith("oldest ")), live.texts
+    assert not wrong, "\n".join(wrong)
+    # Nothing has been delivered for more than a minute.
+    assert all(each.endswith(("None", " 0")) for each in seen if each.startswith(" 90") and "limited" not in each)
