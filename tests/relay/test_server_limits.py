@@ -56,14 +56,19 @@ def run_sql(using: str, *statements: str) -> None:
             cursor.execute(statement)
 
 
+def known_limits() -> dict[str, str]:
+    """The limits that this version of PostgreSQL has."""
+    known = {name for (name,) in get_store(connections["postgresql"]).fetch("SELECT name FROM pg_settings")}
+    return {name: value for name, value in ON_POSTGRESQL.items() if name in known}
+
+
 @contextmanager
-def limited(using: str) -> Iterator[None]:
-    """Set every limit that the server knows for new sessions, such as the ones of a relay's threads."""
+def limited(using: str, *names: str) -> Iterator[None]:
+    """Set limits for new sessions, such as those of a relay's threads; all that the server has if none is named."""
     connection = connections[using]
     if connection.vendor == "postgresql":
-        known = {name for (name,) in get_store(connection).fetch("SELECT name FROM pg_settings")}
         database = connection.ops.quote_name(connection.settings_dict["NAME"])
-        limits = {name: value for name, value in ON_POSTGRESQL.items() if name in known}
+        limits = {name: value for name, value in known_limits().items() if name in (names or ON_POSTGRESQL)}
         run_sql(using, *(f"ALTER DATABASE {database} SET {name} = '{value}'" for name, value in limits.items()))
     else:
         limits = ON_MARIADB if connection.mysql_is_mariadb else ON_MYSQL  # type: ignore[attr-defined]
@@ -157,6 +162,24 @@ def test_limits_that_are_shorter_than_a_batch_repeat_nothing(
     assert "unavailable" not in caplog.text
 
 
+@pytest.mark.parametrize("source", ["table", "snapshot"])
+def test_a_limit_of_transactions_alone_repeats_nothing(source: str, scripted: Script):
+    if "transaction_timeout" not in known_limits():
+        pytest.skip("transaction_timeout needs PostgreSQL 17 or newer: POSTGRES_URL=postgres://...")
+
+    def answer(message: Message) -> Outcome:
+        time.sleep(0.5)
+        return ACCEPTED
+
+    scripted.answer = answer
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": source}}}):
+        ids = put(2, "postgresql")
+        with limited("postgresql", "transaction_timeout"), relays_in_threads(using="postgresql") as start:
+            relay = start()
+            eventually(lambda: relay.tally.processed == 2, seconds=20)
+    assert scripted.published() == ids
+
+
 def test_a_lock_that_delays_a_settlement_repeats_nothing(scripted: Script):
     """Such as the lock of CREATE INDEX."""
     using, is_locked = "postgresql", threading.Event()
@@ -189,8 +212,7 @@ def test_the_limits_of_a_session_are_restored(using: str, transactional: bool):
     with limited(using), another_alias(using) as limited_one:
         connection = connections[limited_one]
         if connection.vendor == "postgresql":
-            names = [name for (name,) in get_store(connection).fetch("SELECT name FROM pg_settings")]
-            names = [name for name in names if name in ON_POSTGRESQL]
+            names = [*known_limits()]
         else:
             names = [*(ON_MARIADB if connection.mysql_is_mariadb else ON_MYSQL)]  # type: ignore[attr-defined]
 
