@@ -32,8 +32,9 @@ cat >"$folder/pom.xml" <<'END'
   </dependencies>
 </project>
 END
-mvn --quiet --batch-mode --file "$folder/pom.xml" org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
-    -DincludeScope=runtime -DoutputDirectory="$folder/jars" >"$folder/log"
+mvn --quiet --batch-mode --file "$folder/pom.xml" \
+    org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies -DincludeScope=runtime \
+    -DoutputDirectory="$folder/jars" >"$folder/log"
 read -r port controller < <("$folder/venv/bin/python" -c '
 import socket
 print(*(free.getsockname()[1] for free in [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]))')
