@@ -132,6 +132,26 @@ def test_no_word_is_broken_and_nothing_is_covered(
             assert [script(operator, check) for check in checks] == [[], [], [], []], (name, width)
 
 
+LEVELS_ON_A_LINE_BELOW = """
+const range = document.createRange(), found = [];
+for (const sentence of document.querySelectorAll('.outbox-sentence')) {
+    sentence.textContent = '消息中间件不可用 '.repeat(20);
+    const level = sentence.parentElement.querySelector('.outbox-level').getBoundingClientRect();
+    range.selectNodeContents(sentence);
+    const lines = [...range.getClientRects()];
+    if (lines.some(line => line.left < level.right && line.top < level.bottom)) found.push(sentence.innerHTML);
+}
+return found
+"""
+
+
+def test_the_level_of_a_verdict_touches_no_line_of_its_sentence(operator: Operator, pages: dict[str, str]):
+    resize(operator, 390)
+    operator.open(pages["overview"])
+    assert script(operator, "return document.querySelectorAll('.outbox-sentence').length") > 1
+    assert script(operator, LEVELS_ON_A_LINE_BELOW) == []
+
+
 def test_a_phone_shows_the_first_message_without_scrolling(operator: Operator, pages: dict[str, str]):
     resize(operator, 390)
     operator.open(pages["list"])
