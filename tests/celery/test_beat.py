@@ -45,7 +45,7 @@ def test_beat_loses_no_run_when_its_session_ends(app: Celery, using: str, tmp_pa
     log = tmp_path / "log"
     end_other_sessions(using)
     with beat(app, using, BROKERS["rabbitmq"], log):
-        for _ in range(3):
+        for _ in range(2):
             before = count(using)
             eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)  # noqa: B023
             assert end_other_sessions(using) == 1
