@@ -1,6 +1,7 @@
-"""Requests to Amazon SQS and Amazon SNS that fail as a whole: throttled, refused, or without a response."""
+"""Requests to AWS that fail as a whole: throttled, refused, or without a response."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,14 @@ from tests.support.aws.answers import AwsAnswers, Raw, Refusal, Silence, Trickle
 from tests.support.aws.cases import Case
 
 pytest_plugins = ["tests.support.aws.fixtures"]
+
+
+@pytest.fixture
+def case(aws: AwsAnswers) -> Iterator[Case]:
+    """Amazon SQS: both publishers read the failure of a request in the same way."""
+    case = Case("sqs", aws)
+    yield case
+    case.close()
 
 
 @pytest.mark.parametrize("code", ["RequestThrottled", "Throttled", "KMSThrottling", "ThrottlingException"])

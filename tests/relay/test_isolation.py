@@ -119,6 +119,18 @@ def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: 
         assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
 
 
+@pytest.mark.parametrize(
+    "poison",
+    [range(0, 1000, 2), range(1, 1000, 2), range(500), range(500, 1000), range(0, 1000, 7), range(1, 1000)],
+    ids=["even", "odd", "first half", "last half", "every seventh", "all but the first"],
+)
+def test_many_poison_messages_hide_no_other_message(poison: range):
+    receiver = Receiver(poison)
+    outcomes = isolate(receiver.publish, numbered(1000))
+    assert culprits_of(outcomes) == set(poison)
+    assert {message.id for message in receiver.taken} == {*range(1000)} - {*poison}
+
+
 @settings(deadline=None)
 @given(count=st.integers(1, 1000))
 def test_an_outage_that_raises_uses_up_no_attempts_and_ends_soon(count: int):

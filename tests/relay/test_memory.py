@@ -16,7 +16,7 @@ from tests.support.rabbitmq.tools import Broker
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-GIANTS = int(os.environ.get("OUTBOX_TEST_GIANTS", "60"))
+GIANTS = int(os.environ.get("OUTBOX_TEST_GIANTS", "40"))
 """How many payloads of 1 MiB there are; memory does not depend on it."""
 
 MOST = 150

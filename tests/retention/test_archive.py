@@ -147,6 +147,7 @@ def test_discarding_more_than_a_file_holds_writes_several(using: str, tmp_path: 
     assert rows(using) == {}
 
 
+@pytest.mark.parametrize("using", ["postgresql"])
 def test_a_file_may_have_several_pages(using: str):
     ids = processed(using, removing.PAGE_SIZE + 2)
     assert purge(using=using) == len(ids)
@@ -231,7 +232,7 @@ def test_a_relay_archives_and_waits_its_interval_for_the_next_file(using: str, t
         eventually(lambda: late[0] not in rows(using))
 
 
-@pytest.mark.parametrize("reason", ["purged", "discarded"])
+@pytest.mark.parametrize(("using", "reason"), [*((using, "purged") for using in LOCKING), ("postgresql", "discarded")])
 def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
     using: str, tmp_path: Path, reason: str
 ):
