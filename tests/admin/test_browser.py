@@ -181,7 +181,7 @@ def test_an_empty_list_says_that_there_are_no_failed_messages(operator: Operator
     monkeypatch.setattr(changelist, "status", read_status)
     operator.open(CHANGELIST)
     assert operator.find(".outbox-warning strong").text == (
-        "Not delivering for 47 min: 1 due for 'default', no relay seen."
+        "Not delivering for 47 min: 1 due for 'default', no relay is running."
     )
     operator.picture("overdue")
     operator.follow(operator.find(".outbox-warning a"))

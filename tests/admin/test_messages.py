@@ -162,11 +162,11 @@ class TestStates:
     ):
         monkeypatch.setattr(changelist, "status", read_status)
         put(Status.PENDING, using=using, age=-60)
-        put(Status.PENDING, using=using, age=50)
+        put(Status.PENDING, using=using, age=10)
         assert "outbox-warning" not in text(admin_client.get(CHANGELIST))
         put(Status.PENDING, using=using, key=key, age=47 * 60 + 5)
         page = admin_client.get(CHANGELIST)
-        assert "Not delivering for 47 min: 2 due for &#x27;default&#x27;, no relay seen." in text(page)
+        assert "Not delivering for 47 min: 2 due for &#x27;default&#x27;, no relay is running." in text(page)
 
 
 def test_an_unknown_state_shows_the_failed_messages(admin_client: Client):

@@ -77,7 +77,7 @@ def page(figures: Figures, operator: Operator) -> Iterator[Operator]:
     assert [entry for entry in entries if "Content Security Policy" in entry and "script-src 'none'" not in entry] == []
 
 
-NOT_DELIVERING = "Not delivering for 47 min: 100,000+ due for 'default', no relay seen."
+NOT_DELIVERING = "Not delivering for 47 min: 100,000+ due for 'default', no relay is running."
 
 
 def headline(operator: Operator) -> str:
