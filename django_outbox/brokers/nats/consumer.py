@@ -123,6 +123,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._unsettled: dict[int, NatsDelivery] = {}
         self._mean_size = 0.0
         self._last_request = 0
+        self._replies = b""
         self._expected = 0
         self._thread.start()
 
@@ -205,10 +206,10 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     async def _request(self, number: int) -> None:
         """Request messages, and wait until all have come or the server answers no more."""
         self._last_request += 1
+        self._replies = self._client.inbox + b"%d" % self._last_request
         self._expected = number
-        token = b"%d" % self._last_request
         seconds = min(REQUEST_TIME, self._terms.max_expires)
-        await self._client.write([request_messages(self._next.encode(), self._client.inbox + token, number, seconds)])
+        await self._client.write([request_messages(self._next.encode(), self._replies, number, seconds)])
         waiting = self._wait(lambda: not self._expected or self._is_over())
         try:
             await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
@@ -227,10 +228,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         if reply.startswith(b"$JS.ACK."):
             self._receive(NatsDelivery(subject, reply, headers or b"", data))
-        elif subject.startswith(self._client.inbox):
-            token = subject[len(self._client.inbox) :]
-            if token == b"%d" % self._last_request and headers is not None:
-                self._on_status(status_of(headers), headers)
+        elif subject == self._replies and headers is not None:
+            self._on_status(status_of(headers), headers)
 
     def _receive(self, delivery: NatsDelivery) -> None:
         self._last_tag += 1
