@@ -39,7 +39,6 @@ CASES: dict[str, dict[str, Any]] = {
     "RETENTION of zero": {"RETENTION": timedelta(0)},
     "classic queues": {"kind": "classic"},
     "1 queue": {"table": "one_queue"},
-    "no confirms": {"publisher": {"dangerously_disable_confirms": True}},
     "payloads of 2,500 bytes": {"table": "large"},
 }
 """The changed setting, and its arguments of `timed_drain`."""

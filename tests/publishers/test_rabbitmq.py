@@ -288,22 +288,3 @@ def test_confirms_in_any_order_cover_each_message_once(data: st.DataObject, size
         assert unconfirmed.confirm(tag, multiple=multiple) == [each - 1 for each in sorted(covered)]
         left -= covered
         assert unconfirmed.confirm(tag, multiple=multiple) == []
-
-
-# Without confirms
-
-
-def test_without_confirms_a_message_is_accepted_when_the_broker_has_read_it(
-    broker: Broker, make_publisher: MakePublisher
-):
-    queue = broker.queue("quorum")
-    publisher = make_publisher(dangerously_disable_confirms=True)
-    for _ in range(2):
-        outcomes = publisher.publish([make_message(queue)] * 1200 + [make_message("nowhere")])
-        assert kinds(outcomes) == [OutcomeKind.ACCEPTED] * 1200 + [OutcomeKind.REJECTED]
-    eventually(lambda: broker.depth(queue) == 2400, "all messages are in the queue")
-
-
-def test_without_confirms_a_refusal_is_not_noticed(broker: Broker, make_publisher: MakePublisher):
-    queue = broker.queue(max_length=0, overflow="reject-publish")
-    assert make_publisher(dangerously_disable_confirms=True).publish([make_message(queue)]) == [ACCEPTED]

@@ -32,10 +32,9 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 # The exchange
 
 
-@pytest.mark.parametrize("confirms", [True, False])
-def test_a_missing_exchange_is_named_and_later_found(broker: Broker, make_publisher: MakePublisher, confirms: bool):
+def test_a_missing_exchange_is_named_and_later_found(broker: Broker, make_publisher: MakePublisher):
     exchange, queue = broker.exchange_name(), broker.queue()
-    publisher = make_publisher(exchange=exchange, dangerously_disable_confirms=not confirms)
+    publisher = make_publisher(exchange=exchange)
     error = only_error(publisher.publish([make_message("t")] * 3), OutcomeKind.UNANSWERED)
     assert f"404 NOT_FOUND - no exchange '{exchange}' in vhost '/': declare it, or set declare_exchange" in error
     broker.channel.exchange_declare(exchange, "fanout", durable=True)

@@ -96,7 +96,6 @@ def test_a_client_certificate_is_presented(
         ({"declare_exchange": "topic"}, "exchange is blank; name the exchange to declare"),
         ({"mandatory": 1}, "mandatory is 1; it must be True or False"),
         ({"persistent": None}, "persistent is None; it must be True or False"),
-        ({"dangerously_disable_confirms": "no"}, "dangerously_disable_confirms is 'no'; it must be True or False"),
         ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "timeout is nan; it must be a number of seconds"),
         ({"connect_timeout": 0}, "connect_timeout is 0; it must be a number of seconds above 0"),

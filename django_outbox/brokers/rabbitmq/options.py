@@ -88,7 +88,6 @@ class PublishingOptions(RabbitMQOptions):
     key_header: str = "outbox-key"
     format: str = PLAIN
     source: str = ""
-    dangerously_disable_confirms: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +99,7 @@ class PublishingOptions(RabbitMQOptions):
             )
         if declared is not None and not self.exchange:
             raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
-        for option in ("mandatory", "persistent", "dangerously_disable_confirms"):
+        for option in ("mandatory", "persistent"):
             require_flag(option, getattr(self, option))
         require_seconds("blocked_timeout", self.blocked_timeout)
         require_short_string("key_header", self.key_header)

@@ -66,8 +66,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, whose attributes are headers with the prefix
             `ce-`; or `"cloudevents-structured"`, whose body is the event as JSON.
         source: the attribute `source` of CloudEvents, a URI reference.
-        dangerously_disable_confirms: accept a message as soon as the broker has read it, without waiting until it is
-            stored. MESSAGES ARE LOST when the broker or a queue's node dies, or a queue refuses them.
 
     Raises:
         ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a

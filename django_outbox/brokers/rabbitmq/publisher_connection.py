@@ -190,12 +190,9 @@ class PublisherChannel:
             self._on_exchange_declared()
 
     def _on_exchange_declared(self, _frame: object = None) -> None:
-        if not self._options.dangerously_disable_confirms:
-            self._channel.confirm_delivery(self._on_passed_on_confirm, callback=self._on_ready)
-        else:
-            self._on_ready()
+        self._channel.confirm_delivery(self._on_passed_on_confirm, callback=self._on_ready)
 
-    def _on_ready(self, _frame: object = None) -> None:
+    def _on_ready(self, _frame: object) -> None:
         self.is_open = True
         self._on_free(self)
 
@@ -230,10 +227,6 @@ class PublisherChannel:
             self._write(b"".join(frames))
             self._unconfirmed.add(sent)
             self.restart_clock()
-            if self._options.dangerously_disable_confirms:
-                # The response to any request shows that the broker has read everything sent before it.
-                tag = self._unconfirmed.last_tag
-                self._channel.basic_qos(callback=lambda _frame: self.confirm(True, tag, True))
         self._release_if_complete()
         return self.transmission is not None and stop < len(transmission.messages)
 
