@@ -154,9 +154,10 @@ class Savepoints:
             lost = result if isinstance(result, TransactionLost) else None
             is_bare = lost is not None and lost.attempted is not None
             passes = isinstance(failure, Unsettled) and may_pass(failure.error)
-            if passes and time.monotonic() < deadline and not (wait and self.phases.is_stopping()):
+            is_stopping = bool(wait) and self.phases.is_stopping()
+            if passes and time.monotonic() < deadline and not is_stopping:
                 time.sleep(wait)
-            elif passes and (is_bare or not is_usable(self.connection)):
+            elif passes and (is_bare or is_stopping or not is_usable(self.connection)):
                 raise failure
             elif is_bare:
                 return self.refuse(message, failure.error)
