@@ -64,9 +64,12 @@ class Worker:
         return self._database_outage or self._state.breakers.find_outage(self._alias)
 
     @property
-    def failed_attempts(self) -> int:
-        """The number of attempts in a row, of all workers for the publisher, that have met an outage."""
-        return max(self._database_failures, self._state.breakers.count_outages(self._alias))
+    def lasting_outage(self) -> Outage | None:
+        """The outage that a drain does not wait for, because too many attempts in a row have met it."""
+        # Other workers may have met the outages of the publisher.
+        if self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
+            return self._state.breakers.find_outage(self._alias)
+        return self._database_outage if self._database_failures >= self._limits.drain_patience else None
 
     def deliver(self) -> Attempt:
         """Deliver a batch if the publisher is not paused and its breaker permits it."""
@@ -164,9 +167,8 @@ def drain(publisher: Publisher, state: RelayState, deadline: float) -> None:
     with closing(Worker(publisher, state)) as worker:
         while not state.is_done() and time.monotonic() < deadline:
             attempt = worker.deliver()
-            # Other workers may have met the outages.
-            if worker.outage and worker.failed_attempts >= state.limits.drain_patience and not state.is_done():
-                raise unavailable(publisher.alias, worker.outage)
+            if (outage := worker.lasting_outage) and not state.is_done():
+                raise unavailable(publisher.alias, outage)
             wait = attempt.wait
             if attempt.found_nothing:
                 drained = worker.source.exhausted
@@ -178,6 +180,6 @@ def drain(publisher: Publisher, state: RelayState, deadline: float) -> None:
             if attempt.paused:
                 return
             worker.pause(min(wait, deadline - time.monotonic()))
-        if worker.outage and not worker.delivered and not state.is_done():
+        if (outage := worker.outage) and not worker.delivered and not state.is_done():
             # An outage must not look like success.
-            raise unavailable(publisher.alias, worker.outage)
+            raise unavailable(publisher.alias, outage)
