@@ -234,10 +234,10 @@ class Store(ClaimQueries):
         if settlement.retried:
             settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.dialect.storable), *guard])
         if settled < settlement.count and guard == self.no_guard:
-            self._require_states(settlement)
+            self.require_states(settlement)
         return settled
 
-    def _require_states(self, settlement: Settlement) -> None:
+    def require_states(self, settlement: Settlement) -> None:
         """Raise IntegrityError if a message is still pending, although no other transaction could change it."""
         rows = OutboxMessage.objects.using(self.connection.alias)
         final = [*settlement.processed, *(row.id for row in settlement.failed)]

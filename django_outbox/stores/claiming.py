@@ -74,6 +74,10 @@ of relays even out by themselves."""
 NONE_SPARED = -(2**30)
 """The number of free slots met at which a listing begins that leaves none to other relays."""
 
+FEW, FEW_OF_KEY = 32, 2
+FEW_IN_ALL = FEW * FEW_OF_KEY + FEW
+"""Limits of a claim of few messages: heads, messages of each of their keys, and messages without a key."""
+
 CHEAP_HEADS = 0.001
 """Seconds that a claim may spend on heads that are not due without delaying the next listing of heads."""
 
@@ -119,6 +123,10 @@ class Queued(NamedTuple):
 
 class ClaimQueries(abc.ABC):
     """The reads that a claim consists of: the part of a store that differs most between databases."""
+
+    def has_due(self, publisher: str) -> bool:
+        """Return whether there are due messages, or would be if they did not wait for an earlier one of their key."""
+        return True
 
     @abc.abstractmethod
     def read_unkeyed(
@@ -244,7 +252,9 @@ class Cursor:
     spare_offset: int = field(default=0, init=False)
     timeline: Timeline | None = field(default=None, init=False)
     caught_up: bool = field(default=False, init=False)
+    _steps: int = field(default=FEW, init=False)
     _heads: Throttle = field(init=False, repr=False)
+    _looks: Throttle = field(init=False, repr=False)
     _complete: bool = field(default=False, init=False)
     _covered: bool = field(default=False, init=False)
     _spares: bool = field(default=True, init=False)
@@ -255,6 +265,7 @@ class Cursor:
     def __post_init__(self) -> None:
         self.unkeyed = TimeCursor(clock=self.clock)
         self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=self.clock)
+        self._looks = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=self.clock)
 
     # For the relay.
 
@@ -318,6 +329,40 @@ class Cursor:
             if len(found) >= room or total_size(found) >= bytes_left:
                 self.caught_up = False
         return rows
+
+    def is_still_exhausted(self, store: ClaimQueries, publisher: str) -> bool:
+        """Return whether a look, which is cheaper than a claim, shows that nothing was enqueued since the last claim.
+
+        It reads from the beginning, so it is made seldom while an old snapshot makes that expensive.
+        """
+        if not (self.exhausted and self.timeline is None and self._looks.is_open):
+            return False
+        began = self.clock()
+        has_due = store.has_due(publisher)
+        self._looks.spend(self.clock() - began)
+        return not has_due
+
+    @property
+    def expects_few(self) -> bool:
+        """Whether the last claim has read everything, and met few heads."""
+        return self.caught_up and self.timeline is None and self._steps < FEW
+
+    def note_few(self, keyed: list[Row], unkeyed: list[Row], *, steps: int, max_bytes: int) -> None:
+        """Take note of a claim of few messages.
+
+        Args:
+            steps: the number of heads that it has met.
+            max_bytes: the limit for each of the two kinds.
+        """
+        self.unkeyed.advance(len(unkeyed), unkeyed[-1][-1] if unkeyed else None)
+        self._steps = steps
+        self.caught_up = (
+            max(steps, len(unkeyed)) < FEW
+            and max(Counter(row[-1] for row in keyed).values(), default=0) < FEW_OF_KEY
+            and max(total_size(keyed), total_size(unkeyed)) < max_bytes
+        )
+        self._complete = self.caught_up and not keyed
+        self._unfinished_round = None
 
     def undo(self) -> None:
         """Forget a claim that was broken off and will be repeated."""
@@ -428,6 +473,7 @@ class Cursor:
         if not self._covered or slots_met - slots_before > len(slots):
             # A slot that it has spared may have something.
             self.caught_up = False
+        self._steps = steps
         wasted = steps - len(owned)
         self._heads.spend((self.clock() - began) * wasted / max(steps, 1))
         self._complete = self._covered and not owned

@@ -4,18 +4,22 @@ import datetime
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from django.apps import apps
-from django.db import OperationalError, transaction
+from django.db import DatabaseError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.db.errors import shows_missing_right
 from django_outbox.models import MAX_HISTORY, OutboxMessage
-from django_outbox.stores.base import LockingStore
+from django_outbox.stores.base import CHANGED, LockingStore, report_lost
 from django_outbox.stores.claiming import (
+    FEW,
+    FEW_OF_KEY,
+    LAST_PARTITION,
     NONE,
+    NONE_SPARED,
     SLOT_BITS,
     SLOT_SIZE,
     SPARED,
@@ -26,7 +30,17 @@ from django_outbox.stores.claiming import (
     is_none_of,
 )
 from django_outbox.stores.locks import key_lock_numbers
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Backend, NewRow, Purged
+from django_outbox.stores.prepared import execute, note_lost, prepare
+from django_outbox.stores.rows import (
+    MAX_HISTORY_ERROR_LENGTH,
+    Backend,
+    Claim,
+    ClaimRequest,
+    NewRow,
+    Purged,
+    Settlement,
+    read_messages,
+)
 from django_outbox.stores.timeline import Fresh
 
 CONFLICTS = ("40001", "40P01", "55P03")
@@ -193,6 +207,8 @@ LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, slot) FROM unnest(%s::integer[]) s
 LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
 """The key space of these locks, which separates them from other advisory locks."""
 
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
 # The limits of a role or a database may be shorter than a batch takes; only version 17 and newer have the last one. How
 # long handlers wait for locks is left to the project.
 BEGIN = """
@@ -201,6 +217,33 @@ SELECT current_setting('transaction_read_only') = 'on', pg_backend_pid(),
     CASE WHEN NOT %s THEN set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', '0', true) END,
     CASE WHEN current_setting('transaction_timeout', true) <> '0' THEN set_config('transaction_timeout', '0', true) END
 """
+
+# Plans that are kept have to suit a table of any size, because it may be empty when they are made.
+KEEP_PLANS = """
+SELECT set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true)"""
+
+HAS_DUE = """
+SELECT EXISTS (
+    SELECT FROM {table}
+    WHERE publisher = %s AND blocks_key = ANY('{t,f}') AND available_at <= statement_timestamp()
+)"""
+
+FEW_STATEMENTS = {
+    "outbox_begin(text)": BEGIN.replace("%s", "{}").rstrip().format("$1", "false")
+    + KEEP_PLANS.replace("\nSELECT", ",\n   "),
+    "outbox_due(text)": HAS_DUE.replace("%s", "$1"),
+    "outbox_own(text)": f"""
+SELECT max(step), set_config('outbox.owned', coalesce(array_agg(partition) FILTER (WHERE own), '{{}}')::text, true)
+FROM ({OWN_HEADS % (0, NONE_SPARED, "$1", LAST_PARTITION, "$1", FEW, FEW)}) heads(partition, own, slots, step)""",
+    # By its own statement, because it has to see what was committed before the locks were taken.
+    "outbox_read(text, bigint)": READ_PARTITIONS
+    % ("current_setting('outbox.owned')", "$1", FEW_OF_KEY, f"$2 / {FEW}", "2 * $2", "$2"),
+    "outbox_unkeyed(text, bigint, timestamp)": UNKEYED.replace("{others}", "") % ("$1", "$3", FEW, "2 * $2", "$2"),
+}
+"""The statements of a claim of few messages."""
+
+PREPARED = "prepared"
+"""The mark of a claim of few messages, whose session has the statements that settle it."""
 
 # The number of a process is used again.
 BACKEND_START = "SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())"
@@ -308,6 +351,66 @@ class PostgreSQLStore(LockingStore):
         super().__init__(connection)
         self._passed = passed
 
+    @contextmanager
+    def claim(self, request: ClaimRequest) -> Iterator[Claim]:
+        with ExitStack() as stack:
+            if not self.connection.in_atomic_block and request.cursor.is_still_exhausted(self, request.publisher):
+                yield Claim([])
+                return
+            claim = self._claim_few(request, stack) if request.expects_few else None
+            yield claim or stack.enter_context(super().claim(request))
+
+    def has_due(self, publisher: str) -> bool:
+        if not prepare(self.connection, self.list_few_statements):
+            return bool(self.fetch(HAS_DUE, [publisher])[0][0])
+        driver = self.connection.connection
+        try:
+            ((has_due,),) = execute(self.connection, KEEP_PLANS, ("outbox_due", [publisher]))[0]
+            return bool(has_due)
+        except DatabaseError as error:
+            if not note_lost(driver, error):
+                raise
+            return True
+
+    def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
+        """Claim few messages with one round trip, until the stack ends; return None if an ordinary claim is needed."""
+        connection, cursor, publisher = self.connection, request.cursor, request.publisher
+        if connection.in_atomic_block or not prepare(connection, self.list_few_statements):
+            return None
+        max_bytes, driver = request.max_bytes // 2, connection.connection
+        after = cursor.unkeyed.start() or EARLIEST
+        try:
+            with ExitStack() as opened:
+                opened.enter_context(transaction.atomic(using=connection.alias))
+                [begun], [(steps, _)], keyed, unkeyed = execute(
+                    connection,
+                    READ_COMMITTED,
+                    ("outbox_begin", [milliseconds(request.max_seconds)]),
+                    ("outbox_own", [publisher]),
+                    ("outbox_read", [publisher, max_bytes]),
+                    ("outbox_unkeyed", [publisher, max_bytes, after]),
+                )
+                self._require_primary(read_only=begun[0])
+                cursor.note_few(keyed, unkeyed, steps=steps, max_bytes=max_bytes)
+                if keyed or unkeyed or cursor.caught_up:
+                    stack.push(opened.pop_all())
+                    return Claim(read_messages([*sorted(keyed), *unkeyed]), PREPARED, backend=(begun[1], None))
+        except DatabaseError as error:
+            if not note_lost(driver, error):
+                raise
+        return None
+
+    def list_few_statements(self) -> dict[str, str]:
+        """Return the statements of a claim of few messages, and those that settle it, as `prepare` takes them."""
+        return {
+            name: self._named(sql).replace("%%", "%")
+            for name, sql in {
+                **FEW_STATEMENTS,
+                "outbox_processed(text)": self.PROCESSED.replace("%s", "$1"),
+                "outbox_deleted(text)": self.DELETED.replace("%s", "$1"),
+            }.items()
+        }
+
     def claim_queries(self, passed: str) -> ClaimQueries:
         return PostgreSQLStore(self.connection, passed)
 
@@ -337,15 +440,18 @@ class PostgreSQLStore(LockingStore):
     def begin(self, max_seconds: float, *, transactional: bool = False) -> Backend:
         # If a crash of the server loses a settlement, the messages are only sent again, so its commit need not wait for
         # the disk. The timeout ends the transaction of a relay that hangs.
-        self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self.execute(READ_COMMITTED)
         # Not in one string: a prepared statement, which a project may configure in psycopg, cannot hold several.
         ((read_only, pid, *_),) = self.fetch(BEGIN, [milliseconds(max_seconds), transactional])
-        if read_only:
-            # Claiming keys writes nothing, so messages would be published and never settled.
-            raise OperationalError("the session is read-only; a relay needs the primary server")
+        self._require_primary(read_only=read_only)
         # A connection pooler reports another number. Without a pooler, there is a single process.
         is_pooled = pid != self.connection.connection.info.backend_pid
         return pid, self.fetch(BACKEND_START)[0] if is_pooled else None
+
+    def _require_primary(self, *, read_only: bool) -> None:
+        if read_only:
+            # Claiming keys writes nothing, so messages would be published and never settled.
+            raise OperationalError("the session is read-only; a relay needs the primary server")
 
     def is_taken_id(self, error: BaseException) -> bool:
         # The name of a primary key ends so, unless it was chosen.
@@ -394,6 +500,17 @@ class PostgreSQLStore(LockingStore):
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.
         return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) in CONFLICTS
+
+    def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
+        processed = settlement.processed
+        if claim.mark != PREPARED or not processed or settlement.count > len(processed) or settlement.held:
+            super().settle(claim, settlement, delete_processed=delete_processed)
+            return
+        name = "outbox_deleted" if delete_processed else "outbox_processed"
+        settled = self.execute(f"EXECUTE {name}(%s)", [array(processed)])
+        if settled < len(processed):
+            self.require_states(settlement)
+            report_lost(claim, len(processed) - settled, CHANGED)
 
     def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
         return self.execute(sql, [array(ids), *params])

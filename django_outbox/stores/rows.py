@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
-from django_outbox.stores.claiming import NONE, SIZE, ClaimQueries, Cursor, Row
+from django_outbox.stores.claiming import FEW_IN_ALL, NONE, SIZE, ClaimQueries, Cursor, Row
 from django_outbox.utils.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
@@ -81,6 +81,12 @@ class ClaimRequest:
     transactional: bool = False
     passed: str = ""
     refused: Set[int] = NONE
+
+    @property
+    def expects_few(self) -> bool:
+        """Whether a claim that reads only the first few messages of each kind probably reads all that are due."""
+        is_plain = not (self.transactional or self.passed or self.refused)
+        return is_plain and self.limit >= FEW_IN_ALL and self.cursor.expects_few
 
     def read(self, queries: ClaimQueries) -> list[Row]:
         return self.cursor.read_batch(

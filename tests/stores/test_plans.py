@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from django_outbox import OutboxMessage
 from django_outbox.stores import mysql, postgresql, sqlite
-from django_outbox.stores.claiming import MANY_PARTITIONS, SLOT_SIZE
+from django_outbox.stores.claiming import FEW_IN_ALL, MANY_PARTITIONS, SLOT_SIZE
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.prepared import prepare
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
 from tests.support.messages import claim, claimed_ids, settle, store_of
@@ -229,6 +231,35 @@ class TestClaim:
     def test_sqlite_leases_by_the_primary_key(self):
         plan = sqlite_plan(table(sqlite.LEASE), [60, "[]"])
         assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
+
+
+class TestFew:
+    """The plans of a claim of few messages are kept, so they suit a table that was empty when they were made."""
+
+    def test_postgresql_reads_few_pages_of_a_table_that_has_grown(self):
+        table = OutboxMessage._meta.db_table
+        calls = [
+            "outbox_due('idle')",
+            "outbox_own('keyed')",
+            "outbox_read('keyed', 1000000)",
+            "outbox_unkeyed('default', 1000000, '-infinity')",
+        ]
+        with another_alias("postgresql") as using, transaction.atomic(using=using):
+            run(using, f"CREATE SCHEMA grown; CREATE TABLE grown.{table} (LIKE {table} INCLUDING ALL)")
+            run(using, "SET LOCAL search_path TO grown")
+            assert prepare(connections[using], PostgreSQLStore(connections[using]).list_few_statements)
+            run(using, postgresql.KEEP_PLANS)
+            for call in calls:
+                assert len(run(using, f"EXECUTE {call}")) <= 1
+            run(using, f"INSERT INTO grown.{table} OVERRIDING SYSTEM VALUE SELECT * FROM public.{table}")
+            found = {}
+            for call in calls:
+                ((plan,),) = run(using, f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {call}")
+                assert not any(node.get("Node Type") == "Seq Scan" for node in nodes(plan))
+                found[call] = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+                run(using, f"EXECUTE {call}")
+            transaction.set_rollback(True, using=using)
+        assert max(found.values()) < 10 * FEW_IN_ALL, found
 
 
 class TestTimeline:

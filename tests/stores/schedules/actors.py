@@ -68,17 +68,20 @@ def settlement(hand: Hand) -> Settlement:
     return found
 
 
-def new_cursor(*, by_time: bool = False) -> Cursor:
+def new_cursor(kind: str = "") -> Cursor:
     """Return a cursor on which the time that a claim took has no influence.
 
     Args:
-        by_time: whether keys are found by the time at which they become due, as if most of them waited.
+        kind: "by time" if keys are found by the time at which they become due, as if most of them waited; "few" if
+            the last claim has read everything, so that the next one expects few messages.
     """
 
     def clock() -> float:
         return 0.0
 
     cursor = Cursor(after=0, clock=clock)
-    if by_time:
+    if kind == "by time":
         cursor.timeline = Timeline(clock)
+    if kind == "few":
+        cursor.note_few([], [], steps=0, max_bytes=1)
     return cursor

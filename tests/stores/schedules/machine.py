@@ -17,6 +17,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.relay.sources import TableSource
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
+from django_outbox.stores.claiming import FEW_IN_ALL
 from django_outbox.stores.locks import key_lock_numbers
 from tests.stores.schedules.actors import LATER, Death, Operator, Relay, Writer, new_cursor, settlement
 from tests.stores.schedules.model import PENDING, Entry, Hand, Model, Outcome, State, Violation
@@ -54,7 +55,7 @@ class Schedules(RuleBasedStateMachine):
     """
 
     stage: ClassVar[Stage]
-    by_time: ClassVar[bool] = False
+    kind: ClassVar[str] = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Schedules(RuleBasedStateMachine):
         self.others = Writer("other writers", others)
         settings = replace(get_settings(), claim_timeout=LEASE)
         self.relays = [
-            Relay(f"relay {n}", alias, new_cursor(by_time=self.by_time), TableSource(alias, "default", settings))
+            Relay(f"relay {n}", alias, new_cursor(self.kind), TableSource(alias, "default", settings))
             for n, alias in enumerate(self.stage.relays, 1)
         ]
         self.holder = Operator(self.stage.operator)
@@ -158,6 +159,8 @@ class Schedules(RuleBasedStateMachine):
             self.die(relay) if step.dies and not relay.hand.cut else self.give_back(relay)
 
     def claim(self, relay: Relay, limit: int) -> int:
+        if self.kind == "few":
+            limit, relay.cursor = FEW_IN_ALL, new_cursor(self.kind)
         with self.step(f"{relay.name} claims up to {limit}:") as say:
             relay.source.claim(limit)  # It notes the time; the store's own claim takes the bounds.
             relay.context = claim(relay.alias, cursor=relay.cursor, limit=limit, max_seconds=LEASE)
@@ -225,7 +228,7 @@ class Schedules(RuleBasedStateMachine):
             hand.failed = True
             if self.stage.vendor != "sqlite":
                 self.model.released(hand, failed=True)
-            relay.cursor = new_cursor(by_time=self.by_time)
+            relay.cursor = new_cursor(self.kind)
 
     # Operators
 
