@@ -21,6 +21,7 @@ from django.db.models import QuerySet
 from django_outbox.brokers.consumer import Incoming, StoringOptions
 from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import get_settings
+from django_outbox.db.errors import shows_refused_row
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.writing import chunked, new_row, notify_after_commit
 from django_outbox.exceptions import InvalidMessage
@@ -41,10 +42,10 @@ from django_outbox.utils.logs import logger
 from django_outbox.utils.text import counted, describe, one_line
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
-"""The errors of a database that are about a row. Any other means that the database is unavailable."""
+"""The errors of a database that are about the content of a row. A trigger or a policy may refuse one with others."""
 
 NOT_ABOUT_CONTENT = (DatabaseError, InterfaceError, ImproperlyConfigured, MemoryError, OSError)
-"""Errors that no message causes, except `ROW_ERRORS`."""
+"""Errors that no message causes, except `ROW_ERRORS` and those of a refused row."""
 
 CONTENT_ERRORS = (*ROW_ERRORS, ValueError, TypeError, ArithmeticError, RecursionError)
 """Errors that content causes when it is inserted. The project may cause any other, whatever the content is."""
@@ -289,7 +290,7 @@ class InboxWriter:
                 raise
             if self._options.invalid != "store" and not isinstance(error, CONTENT_ERRORS):
                 return error
-            reason = describe(error) if isinstance(error, ROW_ERRORS) else _explain(error)
+            reason = describe(error) if isinstance(error, DatabaseError) else _explain(error)
             refused = self._refuse(entry[0], reason)
             if refused is not None:
                 self._insert([refused])
@@ -301,7 +302,7 @@ class InboxWriter:
         Any other error may be raised anywhere, as Celery raises SoftTimeLimitExceeded. An error that content causes is
         raised again when the function is called again.
         """
-        if isinstance(error, ROW_ERRORS):
+        if isinstance(error, ROW_ERRORS) or shows_refused_row(error):
             return not self._store.is_taken_id(error)
         if isinstance(error, NOT_ABOUT_CONTENT):
             return False

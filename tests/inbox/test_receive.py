@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 
 from django_outbox.brokers import Incoming
@@ -18,8 +18,9 @@ from django_outbox.handlers.registry import registry
 from django_outbox.inbox import Received, receive
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
-from tests.conftest import ALIASES
+from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import MEMORY, payloads, read_all, stored
+from tests.relay.test_unsettled import is_payload, refusing
 from tests.support.effects import HANDLERS
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -65,6 +66,28 @@ def test_each_message_of_a_batch_is_in_one_list_of_the_result(using):
 def test_a_valid_message_is_stored_rather_than_an_invalid_one_with_its_id(using):
     received = receive([incoming(1, b"{"), incoming(2, message_id="m1")], consumer="billing", using=using)
     assert (tags(received.stored), tags(received.known), received.failed) == ([2], [1], [])
+
+
+@pytest.mark.parametrize("invalid", ["store", "reject"])
+def test_a_row_that_a_trigger_refuses_does_not_stop_the_others(using, invalid):
+    frozen = is_payload(using, 2).replace("OLD", "NEW")
+    with refusing(using, frozen, event="INSERT"):
+        batch = [incoming(n, str(n).encode()) for n in (1, 2, 3)]
+        received = receive(batch, consumer="billing", invalid=invalid, using=using)
+        assert tags(received.stored) == [1, 3]
+        refused = [each.message for each in received.rejected] + received.failed
+        assert tags(refused) == [2]
+        assert len(received.failed) == (invalid == "store")
+
+
+@pytest.mark.parametrize("locking", LOCKING)
+def test_nothing_is_rejected_while_a_trigger_refuses_everything(locking):
+    """SQLite reports a trigger as it reports a constraint, which is about the row."""
+    batch = [incoming(n, b"2") for n in (1, 2)]
+    frozen = refusing(locking, is_payload(locking, 2).replace("OLD", "NEW"), event="INSERT")
+    with frozen, pytest.raises(DatabaseError, match="frozen by accounting"):
+        receive(batch, consumer="billing", invalid="reject", using=locking)
+    assert len(receive(batch, consumer="billing", using=locking).stored) == 2
 
 
 def test_bytes_of_every_kind_become_text(using):

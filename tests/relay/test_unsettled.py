@@ -60,25 +60,25 @@ def counted(scripted: Script) -> Counter[int]:
 
 
 @contextmanager
-def refusing(using: str, condition: str) -> Iterator[None]:
+def refusing(using: str, condition: str, *, event: str = "UPDATE") -> Iterator[None]:
     """A trigger that refuses changes of some messages."""
     if using == "postgresql":
         create = [
             "CREATE FUNCTION outbox_refuse() RETURNS trigger AS "
             "$$ BEGIN RAISE EXCEPTION 'frozen by accounting'; END $$ LANGUAGE plpgsql",
-            f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
+            f"CREATE TRIGGER outbox_refuse BEFORE {event} ON {table(using)} FOR EACH ROW "
             f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
         ]
         drop = [f"DROP TRIGGER outbox_refuse ON {table(using)}", "DROP FUNCTION outbox_refuse"]
     elif connections[using].vendor == "sqlite":
         create = [
-            f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
+            f"CREATE TRIGGER outbox_refuse BEFORE {event} ON {table(using)} FOR EACH ROW "
             f"WHEN {condition} BEGIN SELECT RAISE(ABORT, 'frozen by accounting'); END"
         ]
         drop = ["DROP TRIGGER outbox_refuse"]
     else:
         create = [
-            f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
+            f"CREATE TRIGGER outbox_refuse BEFORE {event} ON {table(using)} FOR EACH ROW "
             f"IF {condition} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'frozen by accounting'; END IF"
         ]
         drop = ["DROP TRIGGER outbox_refuse"]

@@ -17,6 +17,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_l
 from django_outbox.models import Status
 from django_outbox.relay import Relay, state
 from django_outbox.relay.sources import stream
+from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES
 from tests.relay.test_refusals import SETTLED, triggering
 from tests.relay.test_unsettled import HANDLERS, reason, refusing, restricted
@@ -88,6 +89,19 @@ def test_a_delayed_message_does_not_wait_for_a_refused_one_without_a_key(scripte
             with transaction.atomic(using=PG):
                 delayed = enqueue("t", 10, key="k", delay=0.1, using=PG).id
             require([delayed])
+
+
+def test_a_message_of_a_paused_type_that_cannot_be_held_stops_no_other(scripted: Script):
+    with transaction.atomic(using=PG):
+        held = enqueue("paused", 2, using=PG).id
+    ids = put(4, PG, first=10)
+    pause("default", "paused", using=PG)
+    with refusing(PG, f"OLD.payload = {BAD}"), relays_in_threads(using=PG, limits=QUICK) as start:
+        start()
+        require(ids)
+        require(put(4, PG, first=20))
+        assert pending() == [held]
+    assert held not in scripted.published()
 
 
 @pytest.mark.parametrize("count", [2, 12])
