@@ -26,13 +26,23 @@ from django_outbox.db.functions import json_text
 from django_outbox.events.registry import decode_message
 from django_outbox.exceptions import HandlerTimeout, InvalidEvent
 from django_outbox.handlers.registry import AnyHandler, registry
-from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, OutcomeKind, rejected, retry_later
+from django_outbox.messages import (
+    ACCEPTED,
+    MAX_ERROR_LENGTH,
+    Message,
+    Outcome,
+    OutcomeKind,
+    class_path,
+    rejected,
+    retry_later,
+)
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
 from django_outbox.tracing import handling
 from django_outbox.utils.logs import logger
-from django_outbox.utils.text import counted, describe, is_interrupt, raise_interrupt
+from django_outbox.utils.rates import Allowance
+from django_outbox.utils.text import counted, describe, fingerprint, is_interrupt, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
 
@@ -53,6 +63,12 @@ HANDLER_HEADER = "outbox-handler"
 ORIGINAL_FIELDS = ("name", "message_id", "key", "topic")
 
 MAX_KEY_LENGTH = 255
+
+LOG_INTERVAL = 60.0
+"""Seconds for which an error of a handler is not logged again; the relay logs how many messages failed."""
+
+MAX_CAUSES = 100
+"""Maximum number of errors that are remembered for that."""
 
 GRACE = 0.1
 """Seconds that the database gets to cancel a statement first, because that leaves the connection in order."""
@@ -111,6 +127,7 @@ class HandlersPublisher(TransactionalPublisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
+        self._allowances: dict[tuple[str, str, str], Allowance] = {}
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
@@ -153,10 +170,28 @@ class HandlersPublisher(TransactionalPublisher):
                 self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
         except BaseException as second:
             raise_interrupt(second)
-            _log(found, message, second, "The fallback of handler")
+            self._log(found, message, second, "The fallback of handler")
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
             return rejected(both, error_class=outcome.error_kind, cause=second)
         return ACCEPTED
+
+    def _log(self, found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
+        """Log an error with its traceback, once a minute for each cause: the relay counts the messages."""
+        reason = describe(error)
+        cause = found.name, class_path(error), fingerprint(reason)
+        if len(self._allowances) >= MAX_CAUSES:
+            self._allowances.clear()
+        if not self._allowances.setdefault(cause, Allowance(1, LOG_INTERVAL)).take():
+            return
+        logger.warning(
+            f"{what} %(handler)s failed for message %(id)d: %(reason)s",
+            exc_info=error,
+            event="handler.failed",
+            handler=found.name,
+            type=message.type,
+            id=message.id,
+            reason=reason,
+        )
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
         """Call the recorder of the handler in which an attempt was not accepted, if there is one."""
@@ -171,7 +206,7 @@ class HandlersPublisher(TransactionalPublisher):
         except InvalidEvent as error:
             # Another attempt would fail in the same way. A newer version is retried: this may be the older process of
             # a deployment.
-            _log(found, message, error, "Handler")
+            self._log(found, message, error, "Handler")
             return rejected(
                 f"{describe(error, MAX_ERROR_LENGTH).rstrip('.')}. Correct the class or the message, and requeue it",
                 error_class=INVALID_EVENT,
@@ -190,7 +225,7 @@ class HandlersPublisher(TransactionalPublisher):
         except BaseException as error:
             # After a conflict with another transaction, the relay calls it again.
             if not is_interrupt(error) and not get_store(connections[using]).is_conflict(error):
-                _log(found, message, error, "Handler")
+                self._log(found, message, error, "Handler")
             raise
         if not isinstance(returned, Outcome):
             return ACCEPTED
@@ -327,18 +362,6 @@ def _no_handler(message: Message, name: str | None) -> Outcome:
         f"there is no handler of the type {message.type!r}. Register one with @handler({message.type!r}) in the "
         "handlers.py of an installed app; then restart the relay, and requeue the message if it has failed",
         error_class=NO_HANDLER,
-    )
-
-
-def _log(found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
-    logger.warning(
-        f"{what} %(handler)s failed for message %(id)d: %(reason)s",
-        exc_info=error,
-        event="handler.failed",
-        handler=found.name,
-        type=message.type,
-        id=message.id,
-        reason=describe(error),
     )
 
 

@@ -5,8 +5,6 @@ bounded and reads an index.
 """
 
 import datetime
-import hashlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from django_outbox.stores import Store, get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream, Waiting
+from django_outbox.utils.text import fingerprint, first_line
 
 MAX_ENTRIES = 10_000
 """Maximum number of entries of the index of the partitions from which heads are listed."""
@@ -226,34 +225,11 @@ MAX_WAITING = 1000
 MAX_GROUPED_LENGTH = 200
 """Maximum number of characters of an error that are read to group messages."""
 
-MAX_COMMON_LENGTH = 100
-"""Maximum number of characters of an error without numbers and ids by which messages are grouped.
-
-It is less than what is read, so that the length of ids does not change where the text ends.
-"""
-
 MAX_FINGERPRINTS = 10
 """Maximum number of fingerprints of one publisher, error class and type; beyond it, they are one group."""
 
 ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 """The part of an error that its fingerprint is made from."""
-
-_VARYING = re.compile(r"(?<![0-9a-fA-F-])[a-fA-F-]*[0-9][0-9a-fA-F-]*")
-"""Part of an error that differs from message to message: a number, a UUID or a hexadecimal id.
-
-It is matched from its first character only, because a search in a long line of dashes would take long otherwise.
-"""
-
-
-def first_line(error_start: str) -> str:
-    """Return the first line of an error, given `ERROR_START` of it."""
-    return error_start.strip().partition("\n")[0].rstrip()
-
-
-def fingerprint(error_start: str) -> str:
-    """Return a short name for the first line of an error without numbers and ids, given `ERROR_START` of it."""
-    common = _VARYING.sub("#", first_line(error_start))[:MAX_COMMON_LENGTH]
-    return hashlib.blake2s(common.encode("utf-8", "replace"), digest_size=5).hexdigest()
 
 
 class Failure(NamedTuple):

@@ -15,7 +15,7 @@ from django_outbox.messages import Message, OutcomeKind, Unreadable
 from django_outbox.relay.breakers import name_publisher
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.decisions import Decisions, Policy
-from django_outbox.relay.recorder import Recorder
+from django_outbox.relay.recorder import FailureLog, Recorder
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Refusals, Tally
 from django_outbox.retry import RetryFunction, RetryPolicy
@@ -96,6 +96,7 @@ class Phases:
     Args:
         dead_letters: the publisher of copies of failed messages.
         refusals: the messages that are not published for now.
+        failures: the log of messages that were not delivered.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
@@ -105,6 +106,7 @@ class Phases:
     settings: OutboxSettings
     dead_letters: Publisher | None = None
     refusals: Refusals = field(default_factory=Refusals)
+    failures: FailureLog = field(default_factory=FailureLog)
     paused_types: Callable[[], Set[str]] = frozenset
     is_stopping: Callable[[], bool] = lambda: False
 
@@ -197,7 +199,7 @@ class Batch:
         self.tally = Tally()
         self.outage: Outage | None = None
         self._phases = phases
-        self._recorder = Recorder(phases.publisher, phases.source.using)
+        self._recorder = Recorder(phases.publisher, phases.source.using, phases.failures)
         self._claim = Claim([])
         self._unreadable: list[Unreadable] = []
         self._held: list[Held] = []

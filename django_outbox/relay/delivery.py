@@ -34,6 +34,7 @@ class Delivery:
             state.settings,
             dead_letters=state.dead_letters,
             refusals=state.refusals[publisher.alias],
+            failures=state.failures,
             paused_types=partial(state.pauses.paused_types, publisher.alias),
             is_stopping=lambda: state.service.stopping,
         )

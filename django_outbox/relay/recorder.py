@@ -1,23 +1,33 @@
 """Signals, spans, log lines and counts of a batch. The delivery calls the recorder after each phase."""
 
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
 from django_outbox.signals import Failure, batch_settled, messages_failed, messages_recovered, phase_finished, send
-from django_outbox.stores import Settlement
+from django_outbox.stores import Failed, Retried, Settlement
 from django_outbox.tracing import PublishedBatch, trace_published
 from django_outbox.utils.logs import logger
-from django_outbox.utils.text import MAX_IDS, counted, some_ids
+from django_outbox.utils.text import MAX_IDS, counted, fingerprint, some_ids
+
+MAX_READ = 200
+"""Maximum number of characters of an error by which causes are told apart."""
+
+MAX_CAUSES = 10
+"""Maximum number of causes of one error class that have lines of their own; the others share one."""
 
 
 class Recorder:
-    def __init__(self, publisher: Publisher, using: str) -> None:
+    def __init__(self, publisher: Publisher, using: str, failures: "FailureLog") -> None:
         self._publisher = publisher
         self._using = using
+        self._failures = failures
         self._phase_began = time.perf_counter()
         self._published: Sequence[Message] = ()
         self._outcomes: Sequence[Outcome] = ()
@@ -102,39 +112,109 @@ class Recorder:
         )
 
     def _log(self, settlement: Settlement) -> None:
-        if failed := settlement.failed:
-            logger.error(
-                "Publisher %r: %s failed (%s). First error: %s",
-                self._publisher.alias,
-                counted(len(failed), "message"),
-                some_ids(row.id for row in failed),
-                failed[0].error,
-                event="relay.messages_failed",
-                publisher=self._publisher.alias,
-                database=self._using,
-                count=len(failed),
-                ids=[row.id for row in failed[:MAX_IDS]],
-                reason=failed[0].error,
-                error_class=failed[0].error_class,
-            )
+        self._failures.note(self._publisher.alias, self._using, settlement.failed)
         # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
-        if retried := [row for row in settlement.retried if row.counted]:
-            logger.warning(
-                "Publisher %r: %s will be retried, the first (id %d) in %.1f s. First error: %s",
-                self._publisher.alias,
-                counted(len(retried), "message"),
-                retried[0].id,
-                retried[0].delay,
-                retried[0].error,
-                event="relay.messages_retried",
-                publisher=self._publisher.alias,
-                database=self._using,
-                count=len(retried),
-                ids=[row.id for row in retried[:MAX_IDS]],
-                seconds=retried[0].delay,
-                reason=retried[0].error,
-                error_class=retried[0].error_class,
-            )
+        retried = [row for row in settlement.retried if row.counted]
+        self._failures.note(self._publisher.alias, self._using, retried)
+
+
+class Cause(NamedTuple):
+    """A cause for which messages failed or will be retried: their errors differ in numbers and ids at most."""
+
+    result: type[Failed | Retried]
+    publisher_alias: str
+    using: str
+    error_class: str
+    fingerprint: str
+
+
+@dataclass(slots=True)
+class Recurrence:
+    """The messages of a cause that are not in the log yet: their number, and the first of them."""
+
+    count: int = 0
+    rows: list[Any] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [row.id for row in self.rows[:MAX_IDS]]
+
+    def add(self, rows: Sequence[Failed | Retried]) -> None:
+        self.count += len(rows)
+        # One more than is listed, as for an ellipsis.
+        self.rows += rows[: MAX_IDS + 1 - len(self.rows)]
+
+
+class FailureLog:
+    """The log of messages that failed or will be retried: at first at once, then one line a minute for each cause.
+
+    The workers of a relay share it. `remind` writes what came since.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Cause, Recurrence] = {}
+        self._lock = threading.Lock()
+
+    def note(self, publisher_alias: str, using: str, rows: Sequence[Failed | Retried]) -> None:
+        new: dict[Cause, Recurrence] = {}
+        with self._lock:
+            for row in rows:
+                cause = Cause(type(row), publisher_alias, using, row.error_class, fingerprint(row.error[:MAX_READ]))
+                if cause not in self._known and cause not in new and self._has_many(cause, new):
+                    cause = cause._replace(fingerprint="")
+                (self._known.get(cause) or new.setdefault(cause, Recurrence())).add([row])
+            self._known |= {cause: Recurrence() for cause in new}
+        for cause, recurrence in new.items():
+            _write(cause, recurrence)
+
+    def _has_many(self, cause: Cause, new: Mapping[Cause, object]) -> bool:
+        return sum(each[:-1] == cause[:-1] for each in (*self._known, *new)) >= MAX_CAUSES
+
+    def remind(self) -> None:
+        """Write a line for each cause that recurred. The next failure of another one is written at once again."""
+        with self._lock:
+            known = self._known
+            self._known = {cause: Recurrence() for cause, recurrence in known.items() if recurrence.count}
+        for cause, recurrence in known.items():
+            if recurrence.count:
+                _write(cause, recurrence, more="more ")
+
+
+def _write(cause: Cause, recurrence: Recurrence, more: str = "") -> None:
+    first, count = recurrence.rows[0], recurrence.count
+    messages = f"{count:,} {more}message{'s' * (count != 1)}"
+    if isinstance(first, Failed):
+        logger.error(
+            "Publisher %r: %s failed (%s). First error: %s",
+            cause.publisher_alias,
+            messages,
+            some_ids(row.id for row in recurrence.rows),
+            first.error,
+            event="relay.messages_failed",
+            publisher=cause.publisher_alias,
+            database=cause.using,
+            count=count,
+            ids=recurrence.ids,
+            reason=first.error,
+            error_class=cause.error_class,
+        )
+        return
+    logger.warning(
+        "Publisher %r: %s will be retried, the first (id %d) in %.1f s. First error: %s",
+        cause.publisher_alias,
+        messages,
+        first.id,
+        first.delay,
+        first.error,
+        event="relay.messages_retried",
+        publisher=cause.publisher_alias,
+        database=cause.using,
+        count=count,
+        ids=recurrence.ids,
+        seconds=first.delay,
+        reason=first.error,
+        error_class=cause.error_class,
+    )
 
 
 def _count_types(batch: Sequence[Message], settlement: Settlement) -> Counter[tuple[str, str]]:

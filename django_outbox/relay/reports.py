@@ -97,7 +97,9 @@ def relay_announcing(
 
     served = ", ".join(f"publisher {each.alias!r} ({describe_publisher(each)})" for each in publishers)
     setup = f"{served}; {counted(workers, 'worker')} each" + (schemas and f"; {schemas}")
-    announcement = Announcement("Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin)
+    announcement = Announcement(
+        "Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin, remind=state.failures.remind
+    )
     return announcing(announcement, state.service, level=level)
 
 

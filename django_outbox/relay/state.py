@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django_outbox.brokers.publisher import Publisher
@@ -12,6 +12,7 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.pauses import Pauses
+from django_outbox.relay.recorder import FailureLog
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.retry import Backoff
@@ -206,6 +207,7 @@ class RelayState:
         handler_locks: held by the workers of a publisher while its handlers conflict with each other.
         refusals: the messages of each publisher that are not published for now.
         schema: the tenant's schema, if the relay serves several.
+        failures: the log of messages that were not delivered.
     """
 
     service: ServiceState
@@ -222,6 +224,7 @@ class RelayState:
     dead_letters: Publisher | None
     database_calls: DatabaseCalls
     schema: str = ""
+    failures: FailureLog = field(default_factory=FailureLog)
 
     @property
     def using(self) -> str:

@@ -31,6 +31,7 @@ class Announcement(NamedTuple):
     Args:
         read: returns the counts so far by their names; the first one has a rate.
         idle: the text if the first count did not change.
+        remind: logs what recurs, at each interval and before the end.
         find_obstacle: returns why no work is done, apart from outages; empty if there is no reason.
     """
 
@@ -40,6 +41,7 @@ class Announcement(NamedTuple):
     busy: str
     idle: str
     begin: Callable[[], object] = lambda: None
+    remind: Callable[[], object] = lambda: None
     find_obstacle: Callable[[], str] = str
 
 
@@ -68,6 +70,7 @@ def announcing(announcement: Announcement, state: ServiceState, *, level: int = 
     finally:
         seconds = time.monotonic() - began
         counts = announcement.read()
+        _do_in_time(announcement.remind)
         _log_in_time(
             level,
             "%s ended after %s: %s.",
@@ -104,6 +107,7 @@ def _announce(announcement: Announcement, state: ServiceState, left: threading.E
             counts=_passed(before, counts),
             state=doing,
         )
+        announcement.remind()
         state.outages.remind()
         then, before = now, counts
 
@@ -124,6 +128,10 @@ def _passed(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, in
 def _log_in_time(level: int, text: str, *arguments: object, **fields: object) -> None:
     """Log a line, but do not wait long for a log that hangs, such as a full pipe."""
     if logger.isEnabledFor(level):
-        threads = Threads()
-        threads.start(lambda: logger.log(level, text, *arguments, **fields), name="outbox-announcement")
-        threads.wait(PATIENCE)
+        _do_in_time(lambda: logger.log(level, text, *arguments, **fields))
+
+
+def _do_in_time(work: Callable[[], object]) -> None:
+    threads = Threads()
+    threads.start(work, name="outbox-announcement")
+    threads.wait(PATIENCE)

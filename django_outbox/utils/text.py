@@ -1,5 +1,6 @@
 """Text for log lines, columns and commands: errors from outside, made safe, and numbers, ids and durations."""
 
+import hashlib
 import json
 import re
 import threading
@@ -155,3 +156,26 @@ def duration(seconds: float) -> str:
             shown = rest and (unit != "min" or whole < 600)
             return f"{whole // size:,} {unit}" + (f" {rest} {smaller_unit}" if shown else "")
     return f"{whole} s"
+
+
+MAX_COMMON_LENGTH = 100
+"""Maximum number of characters of an error without numbers and ids by which messages are grouped.
+
+It is less than what is read, so that the length of ids does not change where the text ends.
+"""
+
+_VARYING = re.compile(r"(?<![0-9a-fA-F-])[a-fA-F-]*[0-9][0-9a-fA-F-]*")
+"""Part of an error that differs from message to message: a number, a UUID or a hexadecimal id.
+
+It is matched from its first character only, because a search in a long line of dashes would take long otherwise.
+"""
+
+
+def first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip()
+
+
+def fingerprint(error: str) -> str:
+    """Return a short name for the first line of an error, or of its beginning, without numbers and ids."""
+    common = _VARYING.sub("#", first_line(error))[:MAX_COMMON_LENGTH]
+    return hashlib.blake2s(common.encode("utf-8", "replace"), digest_size=5).hexdigest()

@@ -29,8 +29,8 @@ from django_outbox.admin import (
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Overview, Pause, Status
 from django_outbox.monitoring.figures import CODES, PeriodCount, StreamStatus, judge
-from django_outbox.monitoring.queues import fingerprint
 from django_outbox.templatetags import outbox_admin
+from django_outbox.utils.text import fingerprint
 from tests.conftest import ALIASES
 from tests.support.admin.overview_figures import NOW, a_bad_night
 from tests.support.admin.overview_pages import address, confirm, finish, run_to_the_end

@@ -23,8 +23,8 @@ from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operatio
 from django_outbox.admin.overview_groups import Group, Progress, advance, find_members
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.monitoring import queues
-from django_outbox.monitoring.queues import fingerprint
 from django_outbox.stores.clock import read_clock
+from django_outbox.utils.text import fingerprint
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
 from tests.support.admin.overview_figures import a_bad_night

@@ -11,11 +11,13 @@ from django.test import override_settings
 
 from django_outbox.brokers import Publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from django_outbox.messages import Message, Outcome, retry_later, unanswered
+from django_outbox.messages import Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay import Limits, Relay
+from django_outbox.relay.recorder import FailureLog
 from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.service.state import ServiceLimits, ServiceState
+from django_outbox.stores import Failed
 from tests.conftest import ALIASES
 from tests.support.databases import end_other_sessions
 from tests.support.messages import Clock, put
@@ -213,3 +215,45 @@ def test_the_end_is_logged_whatever_ends_the_work(error: BaseException, caplog: 
         raise error
     assert caplog.messages[-1].startswith("Relay ended after")
     assert caplog.messages[-1].endswith(": 0 delivered.")
+
+
+class TestFailures:
+    """The first failure of a cause is logged at once, the others once a minute."""
+
+    def test_a_relay_that_ends_has_logged_all_of_them(self, using: str, log: Any, scripted: Script):
+        scripted.answer = lambda message: rejected(f"queue {message.id} is full")
+        put(200, using)
+        with Relay(using=using, batch_size=10) as relay:
+            relay.drain()
+        records = [each for each in log.records if each.event == "relay.messages_failed"]
+        assert [each.count for each in records] == [10, 190]
+        first, last = [each.getMessage() for each in records]
+        assert re.fullmatch(
+            r"Publisher 'default': 10 messages failed \(ids .+\)\. First error: queue \d+ is full", first
+        )
+        assert "190 more messages failed (ids " in last
+
+    def test_5000_failures_of_one_cause_are_6_lines_in_5_minutes(self, log: Any):
+        failures = FailureLog()
+        for _minute in range(5):
+            for number in range(50):
+                failures.note("default", "default", [Failed(number, f"order {n} is unknown") for n in range(20)])
+            failures.remind()
+        counts = [each.count for each in log.records]
+        assert (counts[0], sum(counts), len(counts)) == (20, 5000, 6)
+
+    def test_another_cause_is_logged_at_once_and_one_that_has_ceased_is_forgotten(self, log: Any):
+        failures = FailureLog()
+        for error in ("a", "a", "b"):
+            failures.note("default", "default", [Failed(1, error, "x")])
+        assert len(log.records) == 2
+        failures.remind()
+        failures.remind()
+        assert len(log.records) == 3
+        failures.note("default", "default", [Failed(1, "a", "x")])
+        assert len(log.records) == 4
+
+    def test_errors_that_all_differ_share_a_line(self, log: Any):
+        names = [f"{chr(103 + number // 20)}{chr(103 + number % 20)} is unknown" for number in range(200)]
+        FailureLog().note("default", "default", [Failed(1, name, "x") for name in names])
+        assert [each.count for each in log.records] == [1] * 10 + [190]
