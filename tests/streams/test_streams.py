@@ -226,6 +226,8 @@ def test_a_dump_is_restored_into_a_server_with_smaller_transaction_numbers(scrip
         )
     positions.update(server="another", passed="1000000005:1000000005:")
     since = put(2, PG, keys=2)
+    # Before a relay has been there.
+    assert sum(publisher.due.number for publisher in read_status(PG).publishers) == 6
     scripted.reset()
     assert drain() == 6
     assert sorted(scripted.published()) == [*waiting, *since]
