@@ -100,31 +100,6 @@ def test_a_batch_of_two_thousand_loses_only_what_is_for_a_queue_without_quorum(n
     publisher.close()
 
 
-@pytest.mark.parametrize(("keys", "relays"), [(1, 2), (200, 1)])
-def test_relays_deliver_a_backlog_behind_a_queue_without_quorum(
-    nodes: list[Node], keys: int, relays: int, caplog: pytest.LogCaptureFixture
-):
-    publishers = {
-        "default": {
-            "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
-            "OPTIONS": {"url": nodes[0].url, "exchange": SHOP, "timeout": 18},
-        }
-    }
-    topics = backlog(600, 8000, keys)
-    with transaction.atomic():
-        enqueue_many([OutboxMessage(type="t", topic=topic, payload=n) for n, topic in enumerate(topics)])
-    messages = OutboxMessage.objects
-    with override_settings(OUTBOX={"PUBLISHERS": publishers}), relays_in_threads(poll_interval=0.1) as start:
-        for _ in range(relays):
-            start()
-        healthy = messages.processed().filter(topic__startswith="order.")
-        wait_until(lambda: healthy.count() == 8000, 60, "the healthy messages")
-    # Only the first batches wait until the queue is found out; nothing looks like an outage of RabbitMQ.
-    assert "is unavailable" not in caplog.text
-    assert messages.pending().count() == 600
-    assert {*messages.pending().values_list("attempts", flat=True)} == {0}
-
-
 def test_a_relay_delivers_to_healthy_queues_at_once_and_to_the_others_later_in_order(nodes: list[Node]):
     """The broker does not accept the oldest messages: a relay that tried only the oldest would deliver none."""
     first, second, third = nodes
