@@ -93,7 +93,7 @@ class StreamReader:
         self._table = table
         self._refused: Set[int] = NONE
         self._batch: StreamedBatch | None = None  # of the open claim
-        self._suspects: Set[int] = NONE  # the messages of a claim in which the database refused to change a row
+        self._suspects: Set[int] = NONE  # the messages of claims in which the database refused to change a row
         self._left = 0  # number of messages that the database has refused to move, and of later ones of their keys
         self._streams = streams
         self._only_from_table = only_from_table
@@ -203,7 +203,7 @@ class StreamReader:
                 yield claim
         except BaseException as error:
             if self._batch is not None and shows_refused_row(error):
-                self._suspects = self._batch.ids
+                self._suspects = self._suspects | self._batch.ids
             self._forget()
             raise
 
