@@ -136,7 +136,7 @@ def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...])
     try:
         return _read_event(incoming, content_type, prefixes)
     except Exception as error:
-        # The consumers' threads call this: no content may end them. The text of the error may quote the event.
+        # No content may end the consumers' threads, which call this. The text of the error may quote the event.
         return _with_problem(incoming, f"it cannot be read ({type(error).__name__})")
 
 

@@ -121,7 +121,7 @@ class Consumer(abc.ABC):
         type_header: the header that carries a message's type, for senders that have it there, such as Spring or
             NServiceBus; without that header, the type is what it would be otherwise. Blank for none.
         remember: whether to record the IDs of stored messages apart from the messages, for
-            `OUTBOX["INBOX_RETENTION"]`: then a message that is delivered again is recognized after its row was deleted.
+            `OUTBOX["INBOX_RETENTION"]`, so a message that is delivered again is recognized after its row was deleted.
         max_backlog: maximum number of due messages of the publisher; beyond it, the consumer is closed until half of
             them are delivered.
         batch_size: maximum number of messages that are stored in one transaction, at most 10,000.

@@ -1,4 +1,4 @@
-"""Requests that are sent in parallel, for brokers with a blocking client: they end in time, whatever hangs."""
+"""Requests that are sent in parallel, for brokers with a blocking client. They end in time, whatever hangs."""
 
 import time
 from collections import deque
@@ -51,7 +51,7 @@ class Slots:
 class ParallelRequests:
     """The requests of one call of `publish`.
 
-    Threads are started for each call: that takes a tenth of a millisecond, and leaves no thread for a fork or `close`
+    Threads are started for each call, which takes a tenth of a millisecond and leaves no thread for a fork or `close`
     to end.
 
     Args:

@@ -45,8 +45,8 @@ class Publisher(abc.ABC):
     constructor validates them and raises `ImproperlyConfigured` with the option and the remedy. It must not connect,
     because the system checks construct every publisher.
 
-    A subclass has its own constructor, or is itself a dataclass: then the options are its fields, and `__post_init__`
-    validates them.
+    A subclass has its own constructor, or is itself a dataclass, whose fields are the options, and whose
+    `__post_init__` validates them.
 
     `publish` may be called by several threads at once.
 

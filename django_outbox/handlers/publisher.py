@@ -204,8 +204,8 @@ class HandlersPublisher(TransactionalPublisher):
         try:
             event = decode_message(message)
         except InvalidEvent as error:
-            # Another attempt would fail in the same way. A newer version is retried: this may be the older process of
-            # a deployment.
+            # Another attempt would fail in the same way. A newer version is retried, because this process may be the
+            # older one of a deployment.
             self._log(found, message, error, "Handler")
             return rejected(
                 f"{describe(error, MAX_ERROR_LENGTH).rstrip('.')}. Correct the class or the message, and requeue it",

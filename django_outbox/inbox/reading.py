@@ -110,7 +110,7 @@ class Reader:
     def _use_database(self, work: Callable[[], object]) -> None:
         """Do some work in the database, again and again until it succeeds or the inbox stops.
 
-        The broker has its messages back after a while, but the work goes on: it proves that the database can store
+        The broker has its messages back after a while, but the work goes on, which proves that the database can store
         messages before any is received again.
         """
         failures = 0
@@ -196,7 +196,7 @@ class Reader:
         self._state.service.pause(seconds)
 
     def _end_outage(self) -> None:
-        """Note that the broker serves: many refuse something only a while after they have accepted the connection."""
+        """Note that the broker serves; many refuse something only a while after they have accepted the connection."""
         self._broker_outages = 0
         self._state.service.outages.end(self._name)
 

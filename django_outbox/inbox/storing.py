@@ -316,7 +316,7 @@ class InboxWriter:
 
 
 def _explain(error: Exception) -> str:
-    """Return why a message cannot be stored. The text of an unexpected error is left out: it may quote the message."""
+    """Return why a message cannot be stored. An unexpected error's text may quote the message, so it is left out."""
     return one_line(error) if isinstance(error, Unstorable | InvalidMessage) else f"it raised {type(error).__name__}."
 
 

@@ -2,8 +2,8 @@
 
 A message meets these modules, in this order:
 
-- `relay`: publishers and threads; `worker`: the loop of a thread, which decides when a round begins
-- `delivery`: one round, within the limits of `rate_limits` and of the budget in `state`
+- `relay`: publishers and threads; `worker`: the loop of a thread, which decides when a batch is delivered
+- `delivery`: one batch, within the limits of `rate_limits` and of the budget in `state`
 - `sending`: messages go to a broker in waves; if the publisher raises, `isolation` finds the culprits
 - `handling`: the same for a publisher that calls handlers, `transactional` or `leased`, in `savepoints`
 - `batch`: claim, copy `dead_letters`, settle; the `recorder` is called after each phase

@@ -84,7 +84,7 @@ class Breaker:
         return Permit(min(wanted, self.limits.trial_size), self._openings, self.unsettled)
 
     def note_answer(self, permit: Permit) -> None:
-        """Close: the broker answered for a message of the batch. Whatever the outcome is, the broker is available."""
+        """Close, because the broker answered for a message of the batch: whatever the outcome is, it is available."""
         if permit.opening == self._openings:
             self.state = State.CLOSED
             self.consecutive_outages = 0
@@ -134,7 +134,7 @@ class Breaker:
         self._on_trial = False
 
     def withdraw(self, permit: Permit) -> None:
-        """Take the permit back unchanged: the batch had no message for the broker."""
+        """Take the permit back unchanged, because the batch had no message for the broker."""
         if permit.opening == self._openings:
             self._on_trial = False
 

@@ -14,7 +14,7 @@ from django_outbox.stores import get_store
 from django_outbox.utils.logs import logger
 
 SLOT = 0.2
-"""Length of a reservation in seconds, if at least one message fits: each costs a write."""
+"""Length of a reservation in seconds, if at least one message fits. Each costs a write."""
 
 CREDIT = datetime.timedelta(seconds=0.25)
 """Maximum delay that a relay makes up for. After an idle time, it reserves this much at once."""

@@ -32,14 +32,14 @@ from django_outbox.utils.logs import logger
 from django_outbox.utils.threads import Threads
 
 MAX_WORKERS = 32
-"""Maximum number of workers of a publisher: each holds a database connection, and PostgreSQL allows 100 in all by
+"""Maximum number of workers of a publisher. Each holds a database connection, and PostgreSQL allows 100 in all by
 default."""
 
 
 class Relay:
     """Delivers the messages of one database.
 
-    Use it as a context manager, or call `close` at the end: it owns the publishers' connections.
+    Use it as a context manager, or call `close` at the end, because it owns the publishers' connections.
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.

@@ -1,6 +1,6 @@
 """Report database calls that hang, and end their connections if they hang too long.
 
-A server that stands still while its kernel goes on, as with a stalled disk, acknowledges every packet: no timeout of
+A server that stands still while its kernel goes on, as with a stalled disk, acknowledges every packet, so no timeout of
 the driver or of TCP ends the wait.
 """
 

@@ -29,7 +29,7 @@ KEEP_REPORTS = datetime.timedelta(days=1)
 """Age up to which the report of a process that is gone is kept."""
 
 SUCCESSION = datetime.timedelta(minutes=3)
-"""Silence after which the report of a predecessor is deleted: a process that is silent for so long does not count as
+"""Silence after which the report of a predecessor is deleted. A process that is silent for that long does not count as
 alive."""
 
 _writing = threading.Lock()

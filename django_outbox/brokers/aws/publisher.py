@@ -231,11 +231,11 @@ class AWSPublisher(AWSOptions, Publisher):
 class SQSPublisher(AWSPublisher):
     """Sends messages to queues of Amazon SQS, with SendMessageBatch.
 
-    A message is accepted when AWS has accepted its entry: then it is stored on several servers. It is rejected if AWS
-    refuses it for good, or if its queue does not exist and the name has placeholders. It is set aside if its queue is
-    throttled, or must not be written to while others may. If AWS does not respond or refuses the credentials, or if the
-    only queue is missing or must not be written to, messages are unanswered. Messages that are set aside or unanswered
-    use up no attempts.
+    A message is accepted when AWS has accepted its entry, which is then stored on several servers. It is rejected if
+    AWS refuses it for good, or if its queue does not exist and the name has placeholders. It is set aside if its queue
+    is throttled, or must not be written to while others may. If AWS does not respond or refuses the credentials, or if
+    the only queue is missing or must not be written to, messages are unanswered. Messages that are set aside or
+    unanswered use up no attempts.
 
     Attributes of a message are `outbox-message-id`, `outbox-type`, `outbox-occurred-at`, `content-type`, `outbox-key`
     unless the key is empty, `outbox-headers` with all headers as a JSON object, and `traceparent` and `tracestate` of

@@ -136,7 +136,7 @@ class DeadlineStream(httpcore.NetworkStream):
         return self._stream.read(max_bytes, self._deadline.left(httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        # Piece by piece: its time limit begins again whenever the server has taken some bytes.
+        # Piece by piece, because its time limit restarts whenever the server has taken some bytes.
         for start in range(0, len(buffer), PIECE):
             piece = buffer[start : start + PIECE] if len(buffer) > PIECE else buffer
             self._stream.write(piece, self._deadline.left(httpcore.WriteTimeout))

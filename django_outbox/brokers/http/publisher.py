@@ -23,8 +23,8 @@ class HTTPPublisher(HTTPOptions, Publisher):
     """Sends each message in an HTTP POST request, signed as specified by Standard Webhooks.
 
     A message is accepted if the response is 2xx, and rejected if it is a redirect or 4xx, except 408, 425 and 429. With
-    408, 425 or 5xx it is deferred. 429 and 503 mean that the receiver is busy: its messages are set aside, for as long
-    as `Retry-After` states, and no attempts are used up.
+    408, 425 or 5xx it is deferred. 429 and 503 mean that the receiver is busy, so its messages are set aside, for as
+    long as `Retry-After` states, and no attempts are used up.
 
     If there is no response, and none to any other message of the batch for the same server, the server is unavailable:
     its messages are set aside while those for other servers are delivered. If all servers in `url` are unavailable, the
@@ -53,8 +53,8 @@ class HTTPPublisher(HTTPOptions, Publisher):
         ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a secret.
     """
 
-    # Not keeps_order: the relay publishes the messages of a key one after the other. It alone knows whether a message
-    # that is rejected blocks its key, and a response must be awaited before the next message of the key in any case.
+    # Not keeps_order, so the relay publishes the messages of a key one after the other. It alone knows whether a
+    # message that is rejected blocks its key, and a response must be awaited before the key's next message in any case.
     messaging_system: ClassVar[str] = "http"
     broker_name = "HTTP"
     # The claim's transaction stays open until the slowest receiver of the batch has responded.

@@ -71,7 +71,7 @@ def read_delivery(tag: int, record: Received) -> Incoming:
     try:
         key = (record.key() or b"").decode()
         pairs: Any = record.headers() or []
-        # Of headers with the same name, the first counts, as for OpenTelemetry: a library on the way adds its own last.
+        # Of headers with the same name, the first counts, because a library on the way adds its own last.
         headers = {name: None if value is None else value.decode() for name, value in reversed(pairs)}
     except Exception as error:
         problem = f"its key or headers are not text in UTF-8: {describe(error)}"

@@ -90,7 +90,7 @@ MEANINGS: dict[int, Meaning] = {
     # The message itself. `produce` raises these two before anything is sent.
     KafkaError._INVALID_ARG: Meaning(Blame.MESSAGE, "unencodable", permanent=True),
     KafkaError._BAD_MSG: Meaning(Blame.MESSAGE, "unencodable", permanent=True),
-    # One of a batch of records: the broker checks each batch as a whole.
+    # One of a batch of records, because the broker checks each batch as a whole.
     KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE: _TOO_LARGE,

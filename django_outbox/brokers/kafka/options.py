@@ -81,7 +81,7 @@ _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     **_DEFAULTS,
     # A new group misses nothing.
     "auto.offset.reset": "earliest",
-    # A quarter of the default: the messages ahead are in memory.
+    # A quarter of the default, because the messages ahead are in memory.
     "queued.max.messages.kbytes": 16_384,
 }
 

@@ -46,7 +46,7 @@ class KafkaPublisherConnection:
         self.state = ConnectionState(config)
         self._topics: set[str] = set()
         self._missing_until: dict[str, float] = {}
-        # The producer must not refer to this object: it ends as soon as nothing refers to it.
+        # The producer must not refer to this object, which ends as soon as nothing refers to it.
         self._producer = Producer({**config, "error_cb": self.state.note_error, "logger": Log()})
         self.produce = self._producer.produce
 

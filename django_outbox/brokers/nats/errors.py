@@ -90,7 +90,7 @@ _NOT_ENABLED = _Response("unavailable", wait=FULL_WAIT)
 _BUSY = _Response("busy", wait=BUSY_WAIT)
 
 _RESPONSES = {
-    # The message, or the configuration: another attempt would get the same response.
+    # The message, or the configuration, so another attempt would get the same response.
     10054: _TOO_LARGE,  # JSStreamMessageExceedsMaximumErr
     10097: _Response("too_large", "the headers are too large"),  # JSStreamHeaderExceedsMaximumErr
     10060: _Response("wrong_stream", "correct the option stream, or the stream's subjects"),  # JSStreamNotMatchErr

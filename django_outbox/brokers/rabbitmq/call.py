@@ -172,7 +172,7 @@ class RabbitMQCall(Call[Message]):
                 if outcome is None:
                     self._set_aside(index, STALLED, STALLED_CLASS, transmission)
                 elif outcome.kind is OutcomeKind.UNANSWERED:
-                    # The connection could not be opened, or was lost: the destination's other messages share that.
+                    # The connection could not be opened, or was lost, which affects the destination's other messages.
                     self._set_aside_now[destination] = outcome
                 elif not transmission.nacked:
                     self._destinations.end(destination)
@@ -183,7 +183,7 @@ class RabbitMQCall(Call[Message]):
         self._set_aside_now[destination] = self._destinations.set_aside(destination, reason, error_class, trial)
 
     def _set_nacked_aside(self) -> None:
-        """Set destinations aside for which the broker nacked every message: the queue is the cause, not a message."""
+        """Set destinations aside for which the broker nacked every message, because the queue is the cause."""
         nacked = [
             index
             for index, outcome in enumerate(self.outcomes)

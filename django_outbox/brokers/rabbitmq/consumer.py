@@ -24,7 +24,7 @@ FIRST_SIZE = 1
 
 REFUSED_BY_STREAMS = {"x-priority": 0}
 """The default priority of a consumer, which RabbitMQ refuses only if the queue is a stream. Each consumer of a stream
-begins at its end, and `Window` begins another consumer again and again: the messages in between would be skipped."""
+begins at its end, and `Window` begins another consumer again and again, so the messages in between would be skipped."""
 
 MANY_RETURNS = 10
 """Minimum number of times that a message was returned to its queue for a warning."""

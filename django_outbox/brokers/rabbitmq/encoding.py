@@ -347,7 +347,7 @@ def decode_properties(data: bytes) -> dict[str, Any]:
             table, position = _long_bytes(data, position)
             found[name] = _table(table, 0)
         else:
-            # As in `_short_string`: a call for each property would take as long as the rest.
+            # As in `_short_string`, because a call for each property would take as long as the rest.
             end = position + 1 + data[position]
             found[name] = data[position + 1 : end].decode("utf-8", "backslashreplace")
             position = end

@@ -151,7 +151,7 @@ class Loop(IOLoop):
     def pause_reading(self, max_seconds: float) -> None:
         """Read nothing from the socket until `resume_reading`, or for that long."""
         self._set_paused(True)
-        # One timer at a time: the timers of many pauses would together keep the socket open.
+        # One timer at a time, because the timers of many pauses would together keep the socket open.
         if self._resumption is None:
             self._resumption = self.call_later(max_seconds, self.resume_reading)
 

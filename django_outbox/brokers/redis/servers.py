@@ -172,7 +172,7 @@ class Cluster(Servers):
         self._ranges = []
 
     def _preference(self, server: Address) -> tuple[bool, float]:
-        """Sort the nodes that failed a moment ago last: a node that hangs may take all of the time."""
+        """Sort the nodes that failed a moment ago last, because a node that hangs may take all of the time."""
         return server in self.suspensions, self._failed_at.get(server, 0.0)
 
     def _load(self) -> list[Range]:

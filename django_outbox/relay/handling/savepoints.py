@@ -83,7 +83,7 @@ class TransactionLost(Exception):
         return read_outcome(outcome)
 
     def again(self, error: BaseException) -> "TransactionLost":
-        """Return the loss of the transaction that was to settle this one: the publisher may have caused it again."""
+        """Return the loss of the transaction that was to settle this one; the publisher may have caused it again."""
         return TransactionLost(self.message, error, self.attempted or retry_later(describe(self.error)))
 
 

@@ -112,7 +112,7 @@ class _Isolation:
     def _next_part(self) -> list[int]:
         """Take the next part, without the messages that must wait for, or are blocked by, an earlier one of their key.
 
-        Returns an empty list at the end: the lowest message without an outcome never waits for another one.
+        Returns an empty list only at the end, because the lowest message without an outcome waits for no other one.
         """
         part: list[int] = []
         while self._parts and not part:
