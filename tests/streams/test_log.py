@@ -642,19 +642,6 @@ def assert_delivered_once_in_order(scripted: Script, ids: list[int]) -> None:
         assert of_key == sorted(of_key)
 
 
-def test_two_relays_with_two_workers_each_deliver_everything_once_and_in_order(scripted: Script):
-    ids: list[int] = []
-    with relays_in_threads(using=LOG, workers=2, limits=QUICK) as start:
-        start()
-        start()
-        eventually(lambda: execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn IS NOT NULL"))
-        for _ in range(40):
-            ids += put(5, LOG, keys=3)
-        eventually(lambda: len(scripted.published()) >= len(ids))
-    assert_delivered_once_in_order(scripted, ids)
-    assert not execute("SELECT 1 FROM pg_replication_slots")
-
-
 def test_the_source_changes_again_and_again_while_messages_are_written(scripted: Script):
     ids: list[int] = []
     ended = threading.Event()
