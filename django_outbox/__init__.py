@@ -14,7 +14,6 @@ a lease instead of an open transaction, because a transaction would lock the who
         enqueue("order.created", {"id": order.id}, key=f"order-{order.id}")
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,13 +51,6 @@ def __getattr__(name: str) -> Any:
     # Django imports this package before models can be imported, so the names are imported when they are first used.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"{__name__}.{_MODULE_OF[name]}"
-    try:
-        return getattr(import_module(module), name)
-    except RuntimeError as error:
-        # Django's own error names a model that the project has never heard of.
-        if "INSTALLED_APPS" not in str(error):
-            raise
-        from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415 - settings may import this package
+    from django_outbox.utils.lazy import import_name  # noqa: PLC0415 - importing the package imports nothing else
 
-        raise ImproperlyConfigured("Add 'django_outbox' to INSTALLED_APPS.") from error
+    return import_name(f"{__name__}.{_MODULE_OF[name]}", name)

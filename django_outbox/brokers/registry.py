@@ -106,6 +106,9 @@ def _import_hint(backend: str, kind: str) -> str:
     names = {path.rpartition(".")[2].removesuffix(kind).lower(): path for path in SHIPPED if path.endswith(kind)}
     meant = packages[-1].lower() if packages else ""
     found = [meant] if meant in names else []
+    if not found:
+        # The class of another package may only be missing.
+        found = get_close_matches(meant, names, n=1, cutoff=0.8)
     if root == "django_outbox" and not found:
         near = {name: path for name, path in names.items() if path.split(".")[2] in {*packages, meant}}
         found = get_close_matches(meant, near or names, n=1) or [*near]

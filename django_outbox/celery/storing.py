@@ -11,9 +11,11 @@ from typing import Any
 
 from celery import Celery
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router, transaction
+from django.db.models import Model
 from kombu import Exchange, Queue
 from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
+from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 
 from django_outbox.brokers.celery.encoding import pack
@@ -37,6 +39,20 @@ BEAT_WAIT = Backoff(delay=1.0, max_delay=15.0, jitter=0.0)
 """Waits of beat before it tries again to reach the database."""
 
 
+def _find_unencodable(body: Any, serializer: str | None) -> str:
+    """Return which argument cannot be serialized, with a remedy; empty if that is not an argument of a call."""
+    args, kwargs, *_ = body if isinstance(body, tuple | list) and len(body) > 1 else ((), {})
+    named = [(f"args[{index}]", value) for index, value in enumerate(args)]
+    for name, value in [*named, *((f"kwargs[{key!r}]", value) for key, value in kwargs.items())]:
+        try:
+            dumps(value, serializer=serializer)
+        except EncodeError as error:
+            if isinstance(value, Model):
+                return f"{name}: is the model {type(value).__qualname__}, which is not JSON. Pass its pk."
+            return f"{name}: {error}"
+    return ""
+
+
 def store(
     call: StoredCall,
     body: Any,
@@ -56,7 +72,10 @@ def store(
     keeps the message.
     """
     encoded: str | bytes
-    content_type, content_encoding, encoded = dumps(body, serializer=serializer)
+    try:
+        content_type, content_encoding, encoded = dumps(body, serializer=serializer)
+    except EncodeError as error:
+        raise EncodeError(_find_unencodable(body, serializer) or str(error)) from error
     for name in ("argsrepr", "kwargsrepr"):
         # A database may not store other characters.
         headers[name] = escape(headers[name]) if isinstance(headers[name], str) else headers[name]

@@ -214,6 +214,8 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
         reader = _READERS.get(name)
         if reader is None:
             hint = hint_of_key(name, ["PUBLISHERS", *_READERS])
+            if name in ("BACKEND", "OPTIONS", "SOURCE", "RATE_LIMIT"):
+                hint = f"Put it into an entry of PUBLISHERS. {EXAMPLE}"
             problems.append(SettingsProblem("E002", f"OUTBOX has an unknown key {name!r}.", hint))
             continue
         values[name.lower()] = _read(reader, value, f"OUTBOX[{name!r}]", _CHECK_IDS.get(name, "E003"), problems)
@@ -238,7 +240,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     if not isinstance(raw, Mapping) or "default" not in raw:
         hint = EXAMPLE
         if isinstance(raw, Mapping) and raw:
-            hint = f"Messages go to it by default. Rename {next(iter(raw))!r} to 'default', or add another publisher."
+            hint = f"Messages go to it by default. {_suggest_default(raw)}"
         problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", hint))
         return {}
     publishers = {}
@@ -249,6 +251,15 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         else:
             problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", PUBLISHER_HINT))
     return publishers
+
+
+def _suggest_default(raw: Mapping[Any, Any]) -> str:
+    """Suggest to rename a publisher of a broker; tasks and handlers find theirs by its name."""
+    backends = {alias: entry.get("BACKEND") for alias, entry in raw.items() if isinstance(entry, Mapping)}
+    for alias, backend in backends.items():
+        if not str(backend).endswith((".CeleryPublisher", ".HandlersPublisher")):
+            return f"Rename {alias!r} to 'default', or add another publisher."
+    return f"Add a publisher. {EXAMPLE}"
 
 
 PUBLISHER_HINT = (

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
+from django.db import models
+
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
@@ -50,12 +52,20 @@ def encode(event: object) -> EncodedEvent:
     """Return an event as the fields of a message."""
     encoder: EventEncoder | None = getattr(type(event), ATTRIBUTE, None)
     if encoder is None:
-        raise InvalidMessage(
-            "type",
-            f"must be a string or an event, not {type(event).__qualname__}. "
-            "To use the class for events, decorate it with @event of django_outbox.events.",
-        )
+        raise InvalidMessage("type", f"must be a string or an event, not {_name_with_remedy(event)}")
     return encoder.encode(event)
+
+
+def _name_with_remedy(given: object) -> str:
+    name = type(given).__qualname__
+    if isinstance(given, type):
+        name = given.__qualname__
+        decorate = "" if hasattr(given, ATTRIBUTE) else " Decorate it with @event of django_outbox.events."
+        return f"the class {name}.{decorate} Pass an instance: {name}(...)."
+    if isinstance(given, models.Model):
+        example = f'enqueue("{given._meta.model_name}.saved", {{"id": ...}})'
+        return f"the model {name}. Pass a type and a payload, such as {example}, or record an event of the model."
+    return f"{name}. To use the class for events, decorate it with @event of django_outbox.events."
 
 
 def merge_headers(own: dict[str, Any], headers: object) -> Any:

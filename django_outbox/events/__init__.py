@@ -13,7 +13,6 @@
 Events are discovered in the module `events` of each installed app.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,4 +35,6 @@ def __getattr__(name: str) -> Any:
     # Some of them need models, which cannot be imported while apps are loaded; others may be needed at that time.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    from django_outbox.utils.lazy import import_name  # noqa: PLC0415 - importing the package imports nothing else
+
+    return import_name(f"{__name__}.{_MODULE_OF[name]}", name)

@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import re
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.utils.dateparse import parse_date, parse_datetime
@@ -71,10 +72,11 @@ def moment(text: str) -> datetime.datetime | datetime.timedelta:
     return make_aware(time) if is_naive(time) else time
 
 
-def add_pause_arguments(parser: CommandParser, *, publisher: str | None = None) -> None:
+def add_pause_arguments(parser: CommandParser) -> None:
     parser.add_argument(
-        "publisher", metavar="PUBLISHER", nargs=publisher, help="Alias of the publisher in OUTBOX['PUBLISHERS']."
+        "publisher", metavar="PUBLISHER", nargs="?", help="Alias of the publisher in OUTBOX['PUBLISHERS']."
     )
+    parser.add_argument("--publisher", metavar="ALIAS", dest="alias", help="The same, as of other commands.")
     parser.add_argument(
         "--type", metavar="TYPE", default="", help="Only messages of exactly this type (default: the whole publisher)."
     )
@@ -87,6 +89,14 @@ def require_publisher(alias: str | None) -> str:
         problem = "Name a publisher" if alias is None else f"There is no publisher {alias!r}"
         raise CommandError(f"{problem}; OUTBOX has {', '.join(sorted(publishers))}.")
     return alias
+
+
+def read_publisher(options: dict[str, Any]) -> str | None:
+    """Return the publisher of `add_pause_arguments`. Raises `CommandError` if two are named."""
+    named = {options["publisher"], options["alias"]} - {None}
+    if len(named) > 1:
+        raise CommandError("Name one publisher.")
+    return named.pop() if named else None
 
 
 def subject(publisher: str, type: str) -> str:

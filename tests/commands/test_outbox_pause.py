@@ -67,3 +67,13 @@ def test_a_drain_names_the_publishers_that_it_skips(using: str):
 def test_only_a_publisher_of_the_settings_is_paused(arguments: list[str]):
     with pytest.raises(CommandError, match="OUTBOX has audit, default"):
         run("outbox_pause", *arguments)
+
+
+def test_the_publisher_may_be_named_as_for_other_commands(using: str):
+    database = ("--database", using)
+    assert run("outbox_pause", "--publisher", "audit", *database) == "Paused the publisher 'audit'.\n"
+    assert run("outbox_resume", "--publisher", "audit", *database) == "Resumed the publisher 'audit'.\n"
+    with pytest.raises(CommandError, match="Name one publisher"):
+        run("outbox_pause", "audit", "--publisher", "default", *database)
+    with pytest.raises(CommandError, match="OUTBOX has audit, default"):
+        run("outbox_resume", *database)

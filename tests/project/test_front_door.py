@@ -198,10 +198,11 @@ def test_the_tests_that_ci_runs_once_exist():
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
-def test_an_import_without_the_app_in_the_settings_names_what_to_add():
+@pytest.mark.parametrize("name", ["django_outbox import enqueue", "django_outbox.events import RecordsEvents"])
+def test_an_import_without_the_app_in_the_settings_names_what_to_add(name: str):
     program = (
         "import django\nfrom django.conf import settings\nsettings.configure(INSTALLED_APPS=[])\ndjango.setup()\n"
-        "from django_outbox import enqueue"
+        f"from {name}"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ended.stderr.splitlines()[-1].endswith("ImproperlyConfigured: Add 'django_outbox' to INSTALLED_APPS.")

@@ -209,6 +209,7 @@ def test_e006_backend_cannot_be_imported(backend: str):
         ("django_outbox.brokers.redis.RedisPublisher", "redis.RedisStreamsPublisher"),
         ("django_outbox.brokers.aws.SQS", "aws.SQSPublisher"),
         ("django_outbox.brokers.AMQPPublisher", None),
+        ("shop.outbox.rabbitmq.RabbitMqsPublisher", "rabbitmq.RabbitMQPublisher"),
     ],
 )
 def test_e006_names_the_publisher_that_was_meant(backend: str, meant: str | None):
@@ -233,6 +234,25 @@ def test_e004_a_single_publisher_with_another_name():
     with override_settings(OUTBOX={"PUBLISHERS": {"main": {"BACKEND": SCRIPTED}}}):
         (problem,) = run_checks(tags=[TAG], databases=[])
     assert problem.hint == "Messages go to it by default. Rename 'main' to 'default', or add another publisher."
+
+
+@pytest.mark.parametrize(
+    ("aliases", "hint"),
+    [(["celery", "handlers", "main"], "Rename 'main' to 'default'"), (["celery", "handlers"], "Add a publisher. ")],
+)
+def test_e004_never_renames_the_publisher_of_tasks_or_handlers(aliases: list[str], hint: str):
+    backends = {
+        "celery": "django_outbox.brokers.celery.CeleryPublisher",
+        "handlers": "django_outbox.handlers.HandlersPublisher",
+        "main": SCRIPTED,
+    }
+    problem = only(found({"PUBLISHERS": {alias: {"BACKEND": backends[alias]} for alias in aliases}}), "E004")
+    assert str(problem.hint).startswith(f"Messages go to it by default. {hint}")
+
+
+def test_e002_a_publisher_outside_of_publishers():
+    problem = found({"BACKEND": SCRIPTED})["django_outbox.E002"]
+    assert str(problem.hint).startswith('Put it into an entry of PUBLISHERS. For example: OUTBOX = {"PUBLISHERS": {')
 
 
 def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():

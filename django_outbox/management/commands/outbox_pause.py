@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_outbox.management.arguments import add_pause_arguments, describe, require_publisher, subject
+from django_outbox.management.arguments import add_pause_arguments, describe, read_publisher, require_publisher, subject
 from django_outbox.management.base import OutboxCommand, find_operator
 from django_outbox.models import Pause
 from django_outbox.stores.pausing import pause
@@ -23,7 +23,7 @@ class Command(OutboxCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
-        add_pause_arguments(parser, publisher="?")
+        add_pause_arguments(parser)
         self.add_reason_argument(parser)
         parser.add_argument("--list", action="store_true", help="Show what is paused, and change nothing.")
 
@@ -32,7 +32,7 @@ class Command(OutboxCommand):
         if options["list"]:
             self._list(using)
             return
-        publisher = require_publisher(options["publisher"])
+        publisher = require_publisher(read_publisher(options))
         what = describe(publisher, options["type"])
         if pause(publisher, options["type"], using=using, reason=options["reason"], by=find_operator()):
             self.record(using, subject(publisher, options["type"]), reason=options["reason"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_outbox.management.arguments import add_pause_arguments, describe, subject
+from django_outbox.management.arguments import add_pause_arguments, describe, read_publisher, require_publisher, subject
 from django_outbox.management.base import OutboxCommand
 from django_outbox.stores.pausing import resume
 from django_outbox.utils.text import counted
@@ -28,7 +28,9 @@ class Command(OutboxCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         # A publisher that was removed from the settings may be resumed.
-        using, publisher, type = self.get_database(options), options["publisher"], options["type"]
+        using, publisher, type = self.get_database(options), read_publisher(options), options["type"]
+        if publisher is None:
+            publisher = require_publisher(None)
         what = describe(publisher, type)
         try:
             result = resume(publisher, type, using=using, on_batch=self._show)
