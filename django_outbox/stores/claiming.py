@@ -407,7 +407,7 @@ class Cursor:
                 break
             max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
             found = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
-            if max(Counter(row[-1] for row in found).values(), default=0) == max_depth:
+            if self.caught_up and max(Counter(row[-1] for row in found).values(), default=0) == max_depth:
                 self.caught_up = False
             rows = leave_out(sorted(found), refused)
             self._note_read(timeline, partitions, found, rows, is_full=total_size(found) >= max_bytes)

@@ -50,6 +50,13 @@ ORDER BY available_at, id
 LIMIT %s
 """
 
+HAS_DUE = f"""
+SELECT EXISTS (
+    SELECT 1 FROM {{table}} FORCE INDEX (outbox_pending)
+    WHERE {IS_PUBLISHER} AND blocks_key IN (0, 1) AND available_at <= UTC_TIMESTAMP(6)
+)
+"""
+
 LOCK = """
 SELECT id, LENGTH(payload) + LENGTH(headers) FROM {table} FORCE INDEX (PRIMARY)
 WHERE id IN ({ids}) AND available_at <= UTC_TIMESTAMP(6)
@@ -261,6 +268,9 @@ class MySQLStore(LockingStore):
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
         begin = partial(super().claim, request)
         with ExitStack() as stack:
+            if self.shows_nothing(request):
+                yield Claim([])
+                return
             try:
                 claim = stack.enter_context(begin())
             except _NoSlots:
@@ -322,6 +332,9 @@ class MySQLStore(LockingStore):
         # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return None
+
+    def has_due(self, publisher: str) -> bool:
+        return bool(self.fetch(HAS_DUE, [publisher, publisher])[0][0])
 
     def read_unkeyed(
         self, publisher: str, *, limit: int, max_bytes: int, after: str | None, refused: Set[int] = NONE

@@ -354,10 +354,9 @@ class PostgreSQLStore(LockingStore):
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
         with ExitStack() as stack:
-            if not self.connection.in_atomic_block and request.cursor.is_still_exhausted(self, request.publisher):
-                yield Claim([])
-                return
-            claim = self._claim_few(request, stack) if request.expects_few else None
+            claim = Claim([]) if self.shows_nothing(request) else None
+            if claim is None and request.expects_few:
+                claim = self._claim_few(request, stack)
             yield claim or stack.enter_context(super().claim(request))
 
     def has_due(self, publisher: str) -> bool:

@@ -220,6 +220,13 @@ class TestClaim:
         )
         assert table["r_rows"] == 0
 
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb_look_for_due_messages_at_the_first_entries_of_the_index(self, using: str):
+        for publisher, rows in (("default", 1), ("keyed", 1), ("idle", 0)):
+            sql = caught(using, lambda: store_of(using).has_due(publisher), "SELECT EXISTS")  # noqa: B023 - called now
+            (table,) = [node for node in mysql_plan(using, sql) if "table_name" in node]
+            assert (table["key"], table["access_type"], table["r_rows"]) == ("outbox_pending", "range", rows)
+
     def test_sqlite_reads_due_messages_in_the_order_of_the_index(self):
         plan = sqlite_plan(claim_sql("default"))
         (search,) = [step for step in plan if "outbox_pending" in step]
