@@ -65,27 +65,3 @@ def test_drains_that_overlap_deliver_every_message_once(shop: Shop):
     worker.stop()
     shop.wait_for_arrivals(saved, consumer)
     assert shop.assert_everything_arrived() == 0
-
-
-def test_the_purge_deletes_messages_processed_before_the_retention(shop: Shop):
-    shop.manage("consume_orders", "--declare-only")
-    shop.place_orders(20, rollback_every=0)
-    shop.manage("run_outbox", "--drain")
-    table = "django_outbox_outboxmessage"
-    ids = [id for (id,) in shop.database.rows(f"SELECT id FROM {table} WHERE publisher = 'default' ORDER BY id")]
-    old = "processed_at - INTERVAL '8' DAY"
-    # In MariaDB an assignment sees what the ones before it have set, so that processed_at is set last.
-    pending, failed, *processed = ids[:10]
-    set_pending = f"available_at = {old}, blocks_key = true, processed_at = NULL"
-    set_failed = f"failed_at = {old}, processed_at = NULL"
-    shop.database.rows(f"UPDATE {table} SET {set_pending} WHERE id = %s", pending)
-    shop.database.rows(f"UPDATE {table} SET {set_failed} WHERE id = %s", failed)
-    shop.database.rows(
-        f"UPDATE {table} SET processed_at = {old} WHERE id BETWEEN %s AND %s", processed[0], processed[-1]
-    )
-    worker = start_worker(shop, concurrency=1)
-    send(shop, "purge_outbox")
-    eventually(lambda: successes(worker, "purge_outbox"), seconds=PATIENCE)
-    worker.stop()
-    left = [id for (id,) in shop.database.rows(f"SELECT id FROM {table} WHERE publisher = 'default' ORDER BY id")]
-    assert left == [pending, failed, *ids[10:]]

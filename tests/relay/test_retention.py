@@ -2,7 +2,7 @@
 
 import datetime
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from django_outbox import OutboxMessage
 from django_outbox.retention.purge import PURGE_SWEEP_INTERVAL, purge
 from django_outbox.stores import claiming
 from django_outbox.stores.claiming import TimeCursor
+from django_outbox.tasks import purge_outbox
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias, isolation
 from tests.support.messages import Clock, ago, count, rows, write
@@ -44,14 +45,15 @@ def outbox(**settings: Any) -> Any:
     return override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS, **settings})
 
 
-def test_only_messages_processed_before_the_retention_are_deleted(using: str):
+@pytest.mark.parametrize("run", [purge, purge_outbox], ids=["function", "Celery's task"])
+def test_only_messages_processed_before_the_retention_are_deleted(using: str, run: Callable[..., int]):
     processed(using, 2, days=8)
     young = processed(using, 2, days=6)
     pending, failed = write(using, 2)
     table = OutboxMessage.objects.using(using)
     table.filter(id=pending).update(available_at=ago(days=1000), occurred_at=ago(days=1000))
     table.filter(id=failed).update(available_at=None, failed_at=ago(days=1000), occurred_at=ago(days=1000))
-    assert purge(using=using) == 2
+    assert run(using=using) == 2
     assert sorted(rows(using)) == sorted([*young, pending, failed])
 
 
