@@ -82,7 +82,8 @@ for protocol in ("classic", "consumer"):
         config = {"group.id": f"{protocol} {pattern}", "group.protocol": protocol, "auto.offset.reset": "earliest"}
         consumer = Consumer({**BROKER, **config})
         consumer.subscribe([pattern])
-        count, end = 0, time.monotonic() + 6
+        patience = 10 if (protocol, pattern) == ("consumer", "^orders") else 30
+        count, end = 0, time.monotonic() + patience
         while count < 5 and time.monotonic() < end:
             message = consumer.poll(0.5)
             count += message is not None and not message.error()
