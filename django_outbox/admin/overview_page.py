@@ -42,6 +42,12 @@ LABELS: dict[Level, Any] = {
 
 _STANDBYS = ngettext_lazy("%(count)s relay stands by", "%(count)s relays stand by", "number")
 
+MAX_RELAYS = 20
+"""Maximum number of running relays that are shown; the others are folded."""
+
+MAX_GONE = 3
+"""Maximum number of relays that are shown although they do not run, the last ones; the others are folded."""
+
 MAX_GROUPS = 20
 """Maximum number of causes that are shown."""
 
@@ -49,6 +55,8 @@ MAX_GROUPS = 20
 def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool], period: str) -> dict[str, Any]:
     """Return the context of the template, in addition to the figures."""
     groups, is_complete = waiting
+    living = [relay for relay in status.relays if relay.alive]
+    gone = [relay for relay in status.relays if not relay.alive]
     streams = {each.publisher: _describe_stream(each, status) for each in status.streams}
     return {
         "status": status,
@@ -66,7 +74,8 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool], perio
         "groups": status.failures[:MAX_GROUPS],
         "waiting_groups": groups[:MAX_GROUPS],
         "waiting_is_complete": is_complete and len(groups) <= MAX_GROUPS,
-        "relays": sorted(status.relays, key=lambda relay: not relay.alive),
+        "relays": [*living[:MAX_RELAYS], *gone[:MAX_GONE]],
+        "folded": [*living[MAX_RELAYS:], *gone[MAX_GONE:]],
     }
 
 

@@ -32,7 +32,7 @@ from django_outbox.monitoring.figures import CODES, PeriodCount, StreamStatus, j
 from django_outbox.templatetags import outbox_admin
 from django_outbox.utils.text import fingerprint
 from tests.conftest import ALIASES
-from tests.support.admin.overview_figures import NOW, a_bad_night
+from tests.support.admin.overview_figures import NOW, a_bad_night, a_relay
 from tests.support.admin.overview_pages import address, confirm, finish, run_to_the_end
 from tests.support.admin.tools import client_with, put, statuses, text
 
@@ -389,6 +389,19 @@ class TestText:
         assert worst.sentence == "Not delivering for 47 min: 100,000+ due for 'default', no relay is running."
         with translation.override("de"):
             assert worst.sentence == "Not delivering for 47 min: 100.000+ due for 'default', no relay is running."
+
+    def test_relays_that_do_not_run_are_folded_except_for_the_last_three(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        gone = [a_relay(host=f"gone-{number}", state="stopped") for number in range(11)]
+        night = dataclasses.replace(a_bad_night(), relays=(*gone[:2], a_relay(host="living"), *gone[2:]))
+        context = overview_page.describe(night, ((), True), "hour")
+        assert [relay.host for relay in context["relays"]] == ["living", "gone-0", "gone-1", "gone-2"]
+        assert len(context["folded"]) == 8
+        monkeypatch.setattr(overview, "status", lambda using: night)
+        page = text(admin_client.get(address(fragment="1")))
+        assert "8 more relays</summary>" in page
+        assert page.index("gone-2") < page.index('<summary data-key="folded-summary') < page.index("gone-3")
 
     def test_a_single_failure_below_thousands_of_deliveries_is_visible(self):
         periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]

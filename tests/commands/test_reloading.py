@@ -3,8 +3,10 @@
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,10 @@ def test_runserver_delivers_and_restarts_its_relay(project: Path):
         terminal.until(lambda lines: count(lines, "handled again {'id': 2}") == 1)
         os.killpg(terminal.process.pid, signal.SIGINT)
         terminal.until_end()
+    # Each has reported what it delivered, and signed off: one at the reload, one at Ctrl-C.
+    with closing(sqlite3.connect(project / "db.sqlite3")) as connection:
+        reports = connection.execute("SELECT processed, stopped_at IS NOT NULL FROM django_outbox_heartbeat").fetchall()
+    assert reports == [(1, 1), (1, 1)]
 
 
 @pytest.mark.slow
