@@ -149,7 +149,6 @@ class Relay:
         refuse_transaction(connections[self.using], "Relay.run()")
         state = self._state
         with (
-            relay_reporting(state, "run", self.workers),
             relay_announcing(state, self.publishers, self.workers),
             purging(
                 self.using,
@@ -158,6 +157,8 @@ class Relay:
                 is_stopping=state.is_done,
             ),
             listening(self.using, partial(state.wake_ups.hear, frozenset(self._aliases)), state.limits),
+            # It ends first: Ctrl-C kills a relay in `runserver` after 0.25 s, for which the listener may be waiting.
+            relay_reporting(state, "run", self.workers),
         ):
             return self._in_threads(self._for_each_worker(partial(keep_running, state=state)))
 

@@ -70,6 +70,17 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, s
     assert [relay.alive for relay in read_status(using).relays] == [False]
 
 
+def test_a_relay_signs_off_before_its_listener_has_noticed_that_it_stops():
+    """`runserver` kills its process 0.25 seconds after Ctrl-C."""
+    reports = Heartbeat.objects.using("postgresql")
+    with relays_in_threads(using="postgresql", limits=replace(OFTEN, listen_time=8.0)) as start:
+        relay = start()
+        put(1, "postgresql")
+        eventually(lambda: relay.tally.processed == 1)
+        relay.stop()
+        eventually(lambda: reports.filter(stopped_at__isnull=False, processed=1).exists(), seconds=5)
+
+
 @pytest.mark.parametrize("using", LOCKING)
 def test_all_relays_of_a_process_report_to_one_row(using: str, caplog: pytest.LogCaptureFixture):
     """As Celery's threads do that drain at the same time."""
