@@ -358,7 +358,7 @@ class Cursor:
         self._steps = steps
         self.caught_up = (
             max(steps, len(unkeyed)) < FEW
-            and max(Counter(row[-1] for row in keyed).values(), default=0) < FEW_OF_KEY
+            and has_read_all(keyed, max_depth=FEW_OF_KEY, share=max_bytes // FEW)
             and max(total_size(keyed), total_size(unkeyed)) < max_bytes
         )
         self._complete = self.caught_up and not keyed
@@ -407,7 +407,7 @@ class Cursor:
                 break
             max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
             found = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
-            if self.caught_up and max(Counter(row[-1] for row in found).values(), default=0) == max_depth:
+            if not has_read_all(found, max_depth=max_depth, share=max_bytes // len(partitions)):
                 self.caught_up = False
             rows = leave_out(sorted(found), refused)
             self._note_read(timeline, partitions, found, rows, is_full=total_size(found) >= max_bytes)
@@ -556,6 +556,21 @@ def is_spared(slots_met: int) -> bool:
 def total_size(rows: Iterable[Row]) -> int:
     """Return the bytes of the payloads and headers of rows."""
     return sum(row[SIZE] for row in rows)
+
+
+def has_read_all(rows: Iterable[Row], *, max_depth: int, share: int) -> bool:
+    """Return whether no partition has as many messages, or bytes, as a claim reads of one: it may have more of them.
+
+    Args:
+        rows: messages with a key.
+        max_depth: the largest number of messages of a partition.
+        share: the bytes of a partition after which no more of its messages are read.
+    """
+    counts, sizes = Counter[int](), Counter[int]()
+    for row in rows:
+        counts[row[-1]] += 1
+        sizes[row[-1]] += row[SIZE]
+    return all(count < max_depth and sizes[partition] < share for partition, count in counts.items())
 
 
 def choose(queues: Iterable[Queued], partitions: Sequence[int], max_bytes: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Claims of few messages on PostgreSQL: by prepared statements in a session that keeps them."""
 
 import logging
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -108,6 +109,23 @@ def test_a_claim_is_limited_in_bytes(using: str):
     cursor = expecting_few()
     with claim(using, cursor=cursor, max_bytes=2000) as batch:
         assert [message.id for message in batch.messages] == [ids[3], ids[0]]
+    assert not cursor.caught_up
+
+
+def test_a_key_that_was_read_up_to_its_share_of_the_bytes_may_have_more(using: str):
+    ids = write("postgresql", 2, key="a", payload="x" * 1000)
+    cursor = expecting_few()
+    with claim(using, cursor=cursor, max_bytes=20_000) as batch:
+        assert [message.id for message in batch.messages] == ids[:1]
+    assert not cursor.caught_up
+
+
+@pytest.mark.parametrize("using", ALIASES)
+def test_the_same_holds_for_an_ordinary_claim(using: str):
+    ids = write(using, 2, key="a", payload=secrets.token_hex(3000)) + write(using, 1, key="b")
+    cursor = Cursor(after=0)
+    with claim(using, cursor=cursor, max_bytes=10_000) as batch:
+        assert [message.id for message in batch.messages] == [ids[0], ids[2]]
     assert not cursor.caught_up
 
 
