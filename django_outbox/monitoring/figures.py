@@ -605,13 +605,14 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
         return Verdict(level, code, text, consumer=consumer.alias, values={"consumer": consumer.alias, **values})
 
     if not consumer.inboxes:
-        age = duration(round(_seconds_since(consumer.seen_at, status)))
+        silence = _seconds_since(consumer.seen_at, status)
+        age = duration(round(silence))
         if consumer.stopped:
             text = _("Consumer %(consumer)r is not read: run_inbox stopped %(age)s ago.")
             yield found(Level.WARNING, "not_read", text, age=age)
         else:
             text = _("Consumer %(consumer)r is not read: its inbox was last seen %(age)s ago.")
-            yield found(Level.CRITICAL, "not_read", text, age=age)
+            yield found(Level.CRITICAL if silence > max_age else Level.WARNING, "not_read", text, age=age)
     elif consumer.crashes:
         text = ngettext_lazy(
             "The reader of consumer %(consumer)r crashed %(count)s time (%(reason)s).",

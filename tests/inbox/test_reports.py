@@ -199,3 +199,10 @@ def test_the_live_line_shows_what_an_inbox_does(source: Any, make_reporting: Any
 def test_the_live_line_shows_which_consumers_are_paused(make_reporting: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Inbox, "paused", ["billing"])
     assert InboxFigures(make_reporting("default")).read().texts[0] == "paused by the backlog: billing"
+
+
+def test_an_inbox_that_has_missed_two_reports_is_a_warning_at_first():
+    """A database that is slow for a moment delays reports, too."""
+    report(minutes=0.5)
+    [verdict] = [each for each in read_status("default").verdicts if each.code == "not_read"]
+    assert verdict.level == Level.WARNING
