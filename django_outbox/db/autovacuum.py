@@ -21,7 +21,8 @@ BIG = 1_000_000
 
 FIND_UNTUNED = """
 SELECT reltuples::bigint FROM pg_class
-WHERE oid = to_regclass(%s) AND reltuples >= %s AND NOT coalesce(array_to_string(reloptions, ' '), '') ~ 'autovacuum_'
+WHERE oid = to_regclass(%s) AND relkind = 'r' AND reltuples >= %s
+    AND coalesce(array_to_string(reloptions, ' '), '') !~ 'autovacuum_vacuum_(scale_factor|threshold)'
 """
 
 
@@ -30,7 +31,7 @@ class TuneAutovacuum(Operation):
 
     The migration must depend on `("django_outbox", "0001_initial")`. It neither rewrites the table nor blocks readers
     or writers. Reversing the migration restores the server's own settings. It does nothing on other databases, and
-    where a router keeps the table out.
+    where a router keeps the table out. A partitioned table has no such settings: set them on its partitions.
     """
 
     def state_forwards(self, app_label: str, state: Any) -> None:

@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import hashlib
 import inspect
+import math
 import threading
 import time
 import uuid
@@ -41,7 +42,6 @@ from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
 from django_outbox.tracing import handling
 from django_outbox.utils.logs import logger
-from django_outbox.utils.rates import Allowance
 from django_outbox.utils.text import counted, describe, fingerprint, is_interrupt, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
@@ -67,8 +67,14 @@ MAX_KEY_LENGTH = 255
 LOG_INTERVAL = 60.0
 """Seconds for which an error of a handler is not logged again; the relay logs how many messages failed."""
 
+Cause = tuple[str, str, str]
+"""The name of a handler, the class of an error, and its text without what differs."""
+
 MAX_CAUSES = 100
-"""Maximum number of errors that are remembered for that."""
+"""Number of errors that are remembered for that; any others share one line a minute."""
+
+OTHERS: Cause = ("", "", "")
+"""The cause of errors beyond `MAX_CAUSES`."""
 
 GRACE = 0.1
 """Seconds that the database gets to cancel a statement first, because that leaves the connection in order."""
@@ -127,7 +133,7 @@ class HandlersPublisher(TransactionalPublisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
-        self._allowances: dict[tuple[str, str, str], Allowance] = {}
+        self._logged_at: dict[Cause, float] = {}
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
@@ -179,10 +185,14 @@ class HandlersPublisher(TransactionalPublisher):
         """Log an error with its traceback, once a minute for each cause: the relay counts the messages."""
         reason = describe(error)
         cause = found.name, class_path(error), fingerprint(reason)
-        if len(self._allowances) >= MAX_CAUSES:
-            self._allowances.clear()
-        if not self._allowances.setdefault(cause, Allowance(1, LOG_INTERVAL)).take():
+        now, logged = time.monotonic(), self._logged_at
+        if cause not in logged and len(logged) >= MAX_CAUSES:
+            logged = self._logged_at = {each: at for each, at in logged.items() if now - at < LOG_INTERVAL}
+            if len(logged) >= MAX_CAUSES:
+                cause = OTHERS
+        if now - logged.get(cause, -math.inf) < LOG_INTERVAL:
             return
+        logged[cause] = now
         logger.warning(
             f"{what} %(handler)s failed for message %(id)d: %(reason)s",
             exc_info=error,

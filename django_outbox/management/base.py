@@ -136,7 +136,8 @@ class OutboxCommand(BaseCommand):
                 by=by[:150], command=command, arguments=escape(arguments)[:500], count=count, reason=reason[:500]
             )
             entries.filter(at__lt=DatabaseNow() - KEEP_ENTRIES).delete()
-        except DatabaseError as error:
+        except (DatabaseError, InterfaceError) as error:
+            # The connection may be lost; the error of the change itself is raised.
             self.stderr.write(f"The change was made, but the admin will not list it: {describe(error)}")
 
     def write_line(self, text: str = "", style: Callable[[str], str] | None = None) -> None:

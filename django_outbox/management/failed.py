@@ -153,7 +153,8 @@ class FailedMessagesCommand(OutboxCommand):
         finally:
             self.show_progress("")
             self.report(f"{counted(changed, 'message')} {self.participle}.")
-            self.record(messages.db, describe_filters(options), count=changed, reason=options["reason"])
+            if changed:
+                self.record(messages.db, describe_filters(options), count=changed, reason=options["reason"])
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
                 self.report(f"{counted(skipped, 'message')} {were} {self.left_alone} and {were} left alone.")

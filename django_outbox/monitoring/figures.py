@@ -12,6 +12,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop, ngettext_lazy
 
+from django_outbox.service.heartbeats import REPORT_INTERVAL
 from django_outbox.stores.clock import TOLERANCE
 from django_outbox.stores.stream import OpenTransaction
 from django_outbox.utils.text import duration
@@ -487,7 +488,10 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
 
 def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
     """Return whether messages are due, and the relays are gone, or have not delivered any for some time."""
-    patience = MAX_AGE if publisher.drains and not publisher.relays else PATIENCE
+    # Relays of tenants report less often, and nothing is known since the latest report.
+    serving = (each for each in status.relays if each.alive and publisher.alias in each.publishers)
+    reported = min((each.seconds_since_seen for each in serving), default=0.0)
+    patience = MAX_AGE if publisher.drains and not publisher.relays else PATIENCE + max(reported - REPORT_INTERVAL, 0.0)
     if publisher.rate_limit:
         # At a low limit, two deliveries are far apart.
         patience = max(patience, 2 / publisher.rate_limit)

@@ -298,6 +298,8 @@ def test_w068_a_big_table_without_settings_of_autovacuum_until_the_operation_ran
         cursor.execute("ANALYZE django_outbox_outboxmessage")
     assert "django_outbox.W068" not in database_checks(using)
     monkeypatch.setattr(autovacuum, "BIG", 3)
+    with connections[using].cursor() as cursor:
+        cursor.execute("ALTER TABLE django_outbox_outboxmessage SET (autovacuum_enabled = false)")
     assert "TuneAutovacuum" in str(database_checks(using)["django_outbox.W068"].hint)
     with connections[using].schema_editor() as editor:
         operation.database_forwards("shop", editor, state, state)

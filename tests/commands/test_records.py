@@ -3,11 +3,12 @@
 import getpass
 import io
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from django.test import Client
 
 from django_outbox.models import CommandEntry, OutboxMessage, Status
@@ -78,6 +79,17 @@ def test_resuming_is_recorded_with_the_messages_that_are_due_again(admin_client:
     ]
 
 
+def test_resuming_that_fails_halfway_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, on_batch: Callable[[int], object], **__: Any) -> None:
+        on_batch(7)
+        raise DatabaseError("the connection was lost")
+
+    monkeypatch.setattr("django_outbox.management.commands.outbox_resume.resume", fail)
+    with pytest.raises(DatabaseError, match="was lost"):
+        run("outbox_resume", "default")
+    assert CommandEntry.objects.get().count == 7
+
+
 def test_operations_of_the_admin_and_of_commands_are_listed_together(admin_client: Client):
     run("outbox_pause", "default")
     admin_client.post(address("resume", publisher="default"))
@@ -93,11 +105,12 @@ def test_what_changes_nothing_is_not_recorded(arguments: list[str]):
     assert not CommandEntry.objects.exists()
 
 
-def test_a_change_that_cannot_be_recorded_is_made_and_reported(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", [DatabaseError, InterfaceError])
+def test_a_change_that_cannot_be_recorded_is_made_and_reported(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]):
     def refuse(*_: Any, **__: Any) -> None:
-        raise DatabaseError("permission denied")
+        raise kind("permission denied")
 
     put(Status.FAILED, 1)
     monkeypatch.setattr("django.db.models.query.QuerySet.create", refuse)
-    assert "the admin will not list it: DatabaseError: permission denied" in run("outbox_requeue", "--all")
+    assert f"the admin will not list it: {kind.__name__}: permission denied" in run("outbox_requeue", "--all")
     assert OutboxMessage.objects.pending().count() == 1

@@ -1,5 +1,6 @@
 """The retry policy of a handler takes precedence over the publisher's."""
 
+import logging
 import re
 from typing import Any
 
@@ -8,6 +9,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
+from django_outbox.handlers.publisher import MAX_CAUSES
 from django_outbox.messages import Message, Outcome
 from django_outbox.models import Status
 from tests.conftest import ALIASES
@@ -111,3 +113,18 @@ def test_the_wait_is_that_of_the_handler(using: str):
 def test_a_wrong_policy_is_an_error_at_registration_that_names_the_field_and_the_remedy(retry: Any, text: str):
     with pytest.raises(ValueError, match=re.escape(text)):
         handler("t", retry=retry)
+
+
+def test_errors_of_many_causes_are_not_logged_for_each_message(using: str, caplog: pytest.LogCaptureFixture):
+    @handler("t")
+    def work(payload: int, message: Message) -> None:
+        # Numbers do not tell causes apart.
+        first, second = divmod(payload % (MAX_CAUSES + 20), 12)
+        raise ValueError(f"cause {chr(97 + first)} {chr(97 + second)}")
+
+    for number in range(3 * (MAX_CAUSES + 20)):
+        put(1, using, payload=number)
+    with caplog.at_level(logging.WARNING, logger="django_outbox"):
+        drain(using)
+    logged = [each for each in caplog.records if each.__dict__.get("event") == "handler.failed"]
+    assert len(logged) == MAX_CAUSES + 1

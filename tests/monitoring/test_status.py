@@ -2,6 +2,7 @@
 
 import datetime
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import queues, status
-from django_outbox.monitoring.figures import Count, Level, PublisherStatus
+from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status, judge
 from django_outbox.monitoring.status import read_status
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from tests.conftest import ALIASES
+from tests.support.figures import NOW, troubled_status
 from tests.support.messages import put
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -287,6 +289,17 @@ def test_a_running_relay_that_has_delivered_nothing_for_20_seconds_is_not_well(u
     [verdict] = read_status(using).verdicts
     assert verdict.code == code
     assert verdict.level == (Level.OK if code == "delivering" else Level.WARNING)
+
+
+@pytest.mark.parametrize(("since_report", "code"), [(5, "not_delivering"), (30, "delivering")])
+def test_the_time_since_the_latest_report_of_a_relay_does_not_count(since_report: float, code: str):
+    ago = datetime.timedelta(seconds=35)
+    publisher = PublisherStatus("default", due=Count(2), oldest_due=55.0, delivered_at=NOW - ago, relays=1)
+    [relay] = troubled_status().relays
+    # Relays of tenants report every 10 to 30 seconds.
+    relay = replace(relay, seconds_since_seen=since_report)
+    [verdict] = judge(Status("default", NOW, (publisher,), relays=(relay,)))
+    assert verdict.code == code
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,13 @@ class Command(OutboxCommand):
         if publisher is None:
             publisher = require_publisher(None)
         what = describe(publisher, type)
+        self._released = 0
         try:
             result = resume(publisher, type, using=using, on_batch=self._show)
+        except BaseException:
+            if self._released:
+                self.record(using, subject(publisher, type), count=self._released, reason=options["reason"])
+            raise
         finally:
             self.show_progress("")
         if not (result.was_paused or result.released):
@@ -44,4 +49,5 @@ class Command(OutboxCommand):
         self.report(f"Resumed {what}.{held}")
 
     def _show(self, released: int) -> None:
+        self._released = released
         self.show_progress(f"{counted(released, 'held message')} released")
