@@ -222,8 +222,9 @@ SELECT current_setting('transaction_read_only') = 'on', pg_backend_pid(),
 KEEP_PLANS = """
 SELECT set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true)"""
 
+# In a session that is read-only, a claim reports that.
 HAS_DUE = """
-SELECT EXISTS (
+SELECT current_setting('transaction_read_only')::bool OR EXISTS (
     SELECT FROM {table}
     WHERE publisher = %s AND blocks_key = ANY('{t,f}') AND available_at <= statement_timestamp()
 )"""
