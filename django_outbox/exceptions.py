@@ -101,3 +101,26 @@ class TransactionTimeout(OutboxError):
 
 class HandlerTimeout(OutboxError, TimeoutError):
     """A handler took longer than its time limit. What it wrote is rolled back, and its message is retried."""
+
+
+class Reject(OutboxError):
+    """Raise it in a handler to fail its message for good, with this text as its error."""
+
+
+class RetryLater(OutboxError):
+    """Raise it in a handler to retry its message after a number of seconds; an attempt is used up.
+
+    Args:
+        seconds: at least 0 and at most a day; a longer time counts as a day.
+        error: the message's error.
+
+    Raises:
+        ValueError: `seconds` is negative or not a number.
+    """
+
+    def __init__(self, seconds: float, error: str = "a handler asked for a retry") -> None:
+        given: object = seconds
+        if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+            raise ValueError(f"RetryLater: seconds is {seconds!r}; it must be a number of at least 0.")
+        super().__init__(error)
+        self.seconds = seconds

@@ -11,8 +11,8 @@ What it writes to the database of the outbox is committed together with the mess
 effect happens exactly once. Handlers are discovered in the module `handlers` of each installed app.
 """
 
-from django_outbox.exceptions import HandlerTimeout
+from django_outbox.exceptions import HandlerTimeout, Reject, RetryLater
 from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import Handler, handler
 
-__all__ = ["Handler", "HandlerTimeout", "HandlersPublisher", "handler"]
+__all__ = ["Handler", "HandlerTimeout", "HandlersPublisher", "Reject", "RetryLater", "handler"]

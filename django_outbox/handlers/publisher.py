@@ -25,7 +25,7 @@ from django_outbox.brokers.options import require_choice, require_flag
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.functions import json_text
 from django_outbox.events.registry import decode_message
-from django_outbox.exceptions import HandlerTimeout, InvalidEvent
+from django_outbox.exceptions import HandlerTimeout, InvalidEvent, Reject, RetryLater
 from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.messages import (
     ACCEPTED,
@@ -225,6 +225,10 @@ class HandlersPublisher(TransactionalPublisher):
         try:
             with handling(message):
                 returned = self._run(found, found.function, (event, message), using)
+        except Reject as error:
+            return rejected(str(error) or describe(error), cause=error.__cause__ or error)
+        except RetryLater as error:
+            return retry_later(str(error), cause=error.__cause__ or error, retry_after=error.seconds)
         except NotRun as error:
             # Another attempt would return the same.
             return rejected(

@@ -189,8 +189,9 @@ def handler(
 
     The function is called as `function(event, message)`, with the event if the type is registered with `@event`,
     otherwise the decoded payload, and the `django_outbox.messages.Message`. If it raises an exception, what it wrote is
-    rolled back and the message is retried. It may return an outcome: `retry_later(...)`, `set_aside(...)` or
-    `rejected(...)`. If it returns a coroutine, as an `async def` does, that is awaited.
+    rolled back and the message is retried. It may raise `Reject` or `RetryLater`, or return an outcome:
+    `retry_later(...)`, `set_aside(...)` or `rejected(...)`. If it returns a coroutine, as an `async def` does, that is
+    awaited.
 
     Args:
         types: the types of messages, such as `order.created`, or event classes; at least one.

@@ -1,5 +1,7 @@
 """Local handlers: what they write is committed together with the message's new state, or not at all."""
 
+import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ from django.test import override_settings
 from django.utils import translation
 
 from django_outbox import OutboxMessage, enqueue
-from django_outbox.handlers import handler
-from django_outbox.messages import Message, Outcome, rejected, retry_later, set_aside, unanswered
+from django_outbox.handlers import Reject, RetryLater, handler
+from django_outbox.messages import Message, Outcome, class_path, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.signals import messages_failed
+from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put
@@ -120,6 +123,48 @@ def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
     (message,) = OutboxMessage.objects.using(using)
     assert (message.status, message.attempts) == (status, attempts)
     assert effects(using) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (Reject("no such account"), Status.FAILED, "no such account"),
+        (Reject(), Status.FAILED, "Reject"),
+        (RetryLater(60, "the bank is closed"), Status.PENDING, "the bank is closed"),
+    ],
+    ids=["reject", "reject without a text", "retry later"],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_function_that_a_handler_calls_may_reject_or_put_off_its_message(
+    using: str, error: Exception, status: Status, text: str, caplog: pytest.LogCaptureFixture, *, is_async: bool
+):
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        with transaction.atomic(using=using):
+            raise error
+
+    async def work_async(payload: Any, message: Message) -> None:
+        raise error
+
+    handler("t", retry={"DELAY": 5})(work_async if is_async else work)
+    put(1, using)
+    before = read_clock(using)
+    with caplog.at_level(logging.WARNING, logger="django_outbox"):
+        deliver_once(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert (message.status, message.attempts, message.error) == (status, 1, text)
+    assert message.error_class == class_path(error)
+    if message.available_at:
+        assert message.available_at >= before + timedelta(seconds=59)
+    assert effects(using) == []
+    # It is no error of the handler.
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "60", None, True])
+def test_a_wrong_time_to_put_a_message_off_is_refused(seconds: Any):
+    with pytest.raises(ValueError, match=r"^RetryLater: seconds is "):
+        RetryLater(seconds)
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["", "fallback"])
