@@ -262,7 +262,9 @@ def is_served(alias: str) -> bool:
     """Whether a relay listens on PostgreSQL, which it does after it is ready for signals."""
     with connections[alias].cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            # Its last statement, right after LISTEN.
+            "AND query = 'SET idle_session_timeout TO 0'"
         )
         return bool(cursor.fetchone()[0])
 
