@@ -300,6 +300,7 @@ def last_operations(using: str) -> list[Performed]:
         for each in entries[:SHOWN_OPERATIONS]
     ]
     for each in CommandEntry.objects.using(using).order_by("-pk")[:SHOWN_OPERATIONS]:
-        text = with_reason(with_count(BY_COMMAND[each.command], each.count), each.reason)
+        # A project may derive commands from these.
+        text = with_reason(with_count(BY_COMMAND.get(each.command, ""), each.count), each.reason)
         found.append(Performed(each.at, each.by, text, f"{each.command} {each.arguments}"))
     return sorted(found, reverse=True)[:SHOWN_OPERATIONS]

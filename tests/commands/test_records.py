@@ -98,6 +98,12 @@ def test_operations_of_the_admin_and_of_commands_are_listed_together(admin_clien
     assert "<strong>ada</strong> Paused." in text(page)
 
 
+def test_an_operation_by_a_command_of_the_project_is_listed_by_its_name(admin_client: Client):
+    CommandEntry.objects.create(by="ada", command="shop_requeue", arguments="--all", count=3)
+    [shown] = admin_client.get(address()).context["operations"]
+    assert (shown.by, shown.subject) == ("ada", "shop_requeue --all")
+
+
 @pytest.mark.parametrize("arguments", [["--all", "--dry-run"], ["--type", "other"]])
 def test_what_changes_nothing_is_not_recorded(arguments: list[str]):
     put(Status.FAILED, 3)
