@@ -152,16 +152,15 @@ class Template:
             parsed = list(string.Formatter().parse(text))
         except ValueError as error:
             raise ImproperlyConfigured(f"{option} is {text!r}: {error}; write braces as {{{{ and }}}}.") from None
-        # There are usually few topics, and a name is rendered for each message.
-        self._of_topic = (
-            lru_cache(maxsize=1000)(self._render_topic) if {each[1] for each in parsed} <= {None, "topic"} else None
-        )
         for literal, field, format_spec, conversion in parsed:
             if field is not None and (field not in _FIELDS or format_spec or conversion):
                 raise ImproperlyConfigured(
                     f"{option} is {text!r}; its placeholders must be {{topic}}, {{type}} or {{key}}, without formats."
                 )
             self._parts.append((literal, None if field is None else _FIELDS[field]))
+        # There are usually few topics, and a name is rendered for each message.
+        needs_only_topic = {field for _, field, _, _ in parsed} <= {None, "topic"}
+        self._of_topic = lru_cache(maxsize=1000)(self._render_topic) if needs_only_topic else None
 
     @property
     def is_fixed(self) -> bool:

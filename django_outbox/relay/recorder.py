@@ -139,10 +139,11 @@ class Recurrence:
     def ids(self) -> list[int]:
         return [row.id for row in self.rows[:MAX_IDS]]
 
-    def add(self, rows: Sequence[Failed | Retried]) -> None:
-        self.count += len(rows)
+    def add(self, row: Failed | Retried) -> None:
+        self.count += 1
         # One more than is listed, as for an ellipsis.
-        self.rows += rows[: MAX_IDS + 1 - len(self.rows)]
+        if len(self.rows) <= MAX_IDS:
+            self.rows.append(row)
 
 
 class FailureLog:
@@ -162,7 +163,7 @@ class FailureLog:
                 cause = Cause(type(row), publisher_alias, using, row.error_class, fingerprint(row.error[:MAX_READ]))
                 if cause not in self._known and cause not in new and self._has_many(cause, new):
                     cause = cause._replace(fingerprint="")
-                (self._known.get(cause) or new.setdefault(cause, Recurrence())).add([row])
+                (self._known.get(cause) or new.setdefault(cause, Recurrence())).add(row)
             self._known |= {cause: Recurrence() for cause in new}
         for cause, recurrence in new.items():
             _write(cause, recurrence)
