@@ -207,7 +207,10 @@ def attempts(using: str) -> int:
 
 
 class TestStandardError:
-    """The publisher refuses each message, which is a warning in the log."""
+    """The publisher refuses each message. The first is a warning in the log at once, which holds up its worker.
+
+    The others are counted, and logged once a minute.
+    """
 
     def test_a_relay_whose_log_is_not_read_ends_in_time(self, run_outbox: StartProcess, full_pipe: int):
         put(1, "postgresql")
@@ -215,7 +218,6 @@ class TestStandardError:
         eventually(lambda: attempts("postgresql") >= 1)
         process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
-        assert attempts("postgresql") <= 2, "the log holds up both workers"
 
     def test_a_second_signal_ends_it_at_once(self, run_outbox: StartProcess, full_pipe: int):
         put(1, "postgresql")
