@@ -190,7 +190,16 @@ class Database:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._run("", f"DROP DATABASE {self.name}" + (" WITH (FORCE)" if self._postgresql else ""))
+        if self._postgresql:
+            # WITH (FORCE) fails while an autovacuum worker is there, which only a superuser may end. Without it, the
+            # server ends its own workers.
+            self._run(
+                "",
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = %s AND backend_type = 'client backend'",
+                (self.name,),
+            )
+        self._run("", f"DROP DATABASE {self.name}")
 
     def _run(self, name: str, sql: str, params: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with closing(self._connect(name)) as connection, closing(connection.cursor()) as cursor:
