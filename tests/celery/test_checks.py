@@ -132,7 +132,7 @@ entry = {{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": 
 publishers = {{"default": {PUBLISHERS["default"]!r}, "celery": entry}}
 settings.configure(INSTALLED_APPS=["django_outbox"], OUTBOX={{"PUBLISHERS": publishers}})
 django.setup()
-from django_outbox.checks import check_celery
+from django_outbox.checks.settings import check_celery
 print([message.id for message in check_celery(None)])
 """
     found = subprocess.run(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
-from django_outbox.checks import _check_characters
+from django_outbox.checks.databases import _check_characters
 from django_outbox.models import KeyLock
 from django_outbox.stores.dialect import Dialect
 from tests.conftest import ALIASES

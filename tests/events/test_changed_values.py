@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, PlainSerializer, PrivateAttr, SecretBytes, SecretStr
 from typing_extensions import TypedDict
 
-from django_outbox.checks import check_events
+from django_outbox.checks.events import check_events
 from django_outbox.enqueueing.events import encode
 from django_outbox.events import decode_event, event
 from django_outbox.exceptions import InvalidEvent

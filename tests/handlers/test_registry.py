@@ -13,7 +13,8 @@ from django.core.checks import CheckMessage
 from django.test import override_settings
 
 from django_outbox.brokers.outcomes import describe_publisher
-from django_outbox.checks import check_handler_functions, check_handlers, check_settings
+from django_outbox.checks.handlers import check_handler_functions, check_handlers
+from django_outbox.checks.settings import check_settings
 from django_outbox.events import event
 from django_outbox.events.registry import EventRegistry
 from django_outbox.events.registry import registry as events

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from django_outbox.checks import check_databases
+from django_outbox.checks.databases import check_databases
 from django_outbox.stores import wal_setup
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.wal import Publication, find_publication

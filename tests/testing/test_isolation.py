@@ -11,7 +11,8 @@ from django.db import transaction
 from django.test import TestCase
 
 from django_outbox import enqueue
-from django_outbox.checks import check_events, check_handler_functions
+from django_outbox.checks.events import check_events
+from django_outbox.checks.handlers import check_handler_functions
 from django_outbox.events import event
 from django_outbox.events.registry import registry as events
 from django_outbox.handlers import handler

@@ -14,9 +14,10 @@ from django.db import connections, models
 from django.test import override_settings
 from django.utils.module_loading import import_string
 
-from django_outbox import OutboxMessage, brokers, checks
+from django_outbox import OutboxMessage, brokers
 from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
+from django_outbox.checks import settings as checks_of_settings
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 from tests.support.links import link_model
@@ -367,7 +368,7 @@ def test_e029_another_distribution_has_files_in_the_package(
     (tmp_path / "other.dist-info").mkdir()
     (tmp_path / "other.dist-info" / "METADATA").write_text(f"Name: {name}\n")
     (tmp_path / "other.dist-info" / "RECORD").write_text(files)
-    monkeypatch.setattr(checks, "__file__", str(tmp_path / "django_outbox" / "checks.py"))
+    monkeypatch.setattr(checks_of_settings, "__file__", str(tmp_path / "django_outbox" / "checks" / "settings.py"))
     if not is_foreign:
         assert found() == {}
         return

@@ -1,0 +1,104 @@
+"""Check the classes of events."""
+
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+
+from django.core.checks import CheckMessage, Error, Warning
+
+from django_outbox.checks.registration import of_settings
+from django_outbox.conf import OutboxSettings
+from django_outbox.conf.routes import hint_of_publisher
+from django_outbox.events.event_type import EventType
+from django_outbox.events.registry import registry as event_registry
+from django_outbox.exceptions import InvalidEvent
+
+
+@of_settings
+def check_events(settings: OutboxSettings) -> Iterator[CheckMessage]:
+    """Check the classes of events: types, keys, upgrades, fields and publishers."""
+    for first, second in event_registry.conflicts:
+        yield Error(
+            f"Two classes are registered for the event {first.type}: {first.path} and {second.path}.",
+            hint="Give one of them another type. If the second one is a newer version, change the class instead, "
+            "increase its version and write an upgrade.",
+            id="django_outbox.E019",
+        )
+    for event_type in event_registry:
+        yield from _check_key(event_type)
+        yield from _check_upgrades(event_type)
+        yield from _check_schema(event_type)
+        yield from _check_event_publisher(event_type, settings.publishers)
+
+
+def _check_key(event_type: EventType) -> Iterator[CheckMessage]:
+    known = event_type.codec.field_names
+    try:
+        names = event_type.key_fields
+        unknown = [name for name in names if name not in known]
+        problem = f"has no field {unknown[0]!r}" if unknown else ""
+    except ValueError as error:
+        names, unknown, problem = [], [], f"cannot use it as a template: {error}"
+    if problem:
+        similar = "".join(f"Did you mean {{{name}}}? " for name in get_close_matches((unknown or [""])[0], known, n=1))
+        yield Error(
+            f"The key of the event {event_type.type} is {event_type.key!r}, but {event_type.path} {problem}.",
+            hint=f"{similar}It must be a template such as 'order-{{id}}', with names of fields in braces. Fields: "
+            f"{', '.join(known)}.",
+            id="django_outbox.E020",
+        )
+    elif event_type.key and not names:
+        yield Warning(
+            f"The key of the event {event_type.type} is {event_type.key!r}, which names no field: all messages of the "
+            "type have the same key, and are delivered one after the other.",
+            hint="Name the field that identifies what is ordered, such as 'order-{id}'. If all of them are one "
+            "sequence, silence this check.",
+            id="django_outbox.W022",
+        )
+
+
+def _check_upgrades(event_type: EventType) -> Iterator[CheckMessage]:
+    for version in event_type.missing_upgrades:
+        yield Error(
+            f"The upgrades of the event {event_type.type} have a gap: {event_type.path} has one from an older "
+            f"version, but none from version {version}.",
+            hint=f"Write one with @{event_type.cls.__name__}.upgrade(from_version={version}).",
+            id="django_outbox.E021",
+        )
+    if event_type.version > 1 and not event_type.upgrades:
+        previous = event_type.version - 1
+        yield Warning(
+            f"The event {event_type.type} has version {event_type.version}, but {event_type.path} has no upgrade "
+            f"from version {previous}: older messages that are still to be delivered cannot be read.",
+            hint=f"Write one with @{event_type.cls.__name__}.upgrade(from_version={previous}), or silence this check "
+            "if there are no such messages.",
+            id="django_outbox.W024",
+        )
+
+
+def _check_schema(event_type: EventType) -> Iterator[CheckMessage]:
+    try:
+        event_type.codec.schema("#/$defs/{model}")
+    except InvalidEvent as error:
+        yield Error(
+            f"The event {event_type.type} cannot be encoded: {error}.",
+            hint=f"Change the annotations of {event_type.path}.",
+            id="django_outbox.E022",
+        )
+        return
+    for name, reason in dict(event_type.codec.find_lost_fields()).items():
+        yield Warning(
+            f"A field of the event {event_type.type} never arrives: {name} {reason}.",
+            hint=f"Remove it from {event_type.path}, or give it a type and a serializer that write its value. An event "
+            "is stored and sent as plain text, so it should hold no secret.",
+            id="django_outbox.W050",
+        )
+
+
+def _check_event_publisher(event_type: EventType, publishers: Collection[str]) -> Iterator[CheckMessage]:
+    alias = event_type.publisher
+    if alias is not None and alias not in publishers:
+        yield Error(
+            f"The event {event_type.type} names the publisher {alias!r}, which is not configured.",
+            hint=hint_of_publisher(alias, publishers),
+            id="django_outbox.E024",
+        )
