@@ -12,7 +12,6 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_outbox.admin.display import age, number
 from django_outbox.admin.operations import with_count
 from django_outbox.monitoring.figures import (
-    MAX_AGE,
     Count,
     FailureGroup,
     Level,
@@ -21,6 +20,7 @@ from django_outbox.monitoring.figures import (
     Status,
     StreamStatus,
 )
+from django_outbox.monitoring.verdicts import MAX_AGE
 from django_outbox.utils.text import duration
 
 DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"

@@ -29,7 +29,6 @@ from django_outbox.monitoring.figures import (
     RelayStatus,
     Status,
     StreamStatus,
-    judge,
 )
 from django_outbox.monitoring.queues import (
     MAX_BLOCKED,
@@ -40,6 +39,7 @@ from django_outbox.monitoring.queues import (
     read_queue,
     read_stream,
 )
+from django_outbox.monitoring.verdicts import judge
 from django_outbox.service.heartbeats import REPORT_INTERVAL
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock

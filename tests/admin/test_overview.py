@@ -28,7 +28,8 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Overview, Pause, Status
-from django_outbox.monitoring.figures import CODES, PeriodCount, StreamStatus, judge
+from django_outbox.monitoring.figures import PeriodCount, StreamStatus
+from django_outbox.monitoring.verdicts import CODES, judge
 from django_outbox.templatetags import outbox_admin
 from django_outbox.utils.text import fingerprint
 from tests.conftest import ALIASES

@@ -11,7 +11,8 @@ from django.utils import translation
 from django.utils.translation.template import templatize
 
 from django_outbox.models import OutboxMessage
-from django_outbox.monitoring.figures import Level, judge
+from django_outbox.monitoring.figures import Level
+from django_outbox.monitoring.verdicts import judge
 from tests.support.admin.overview_figures import a_bad_night
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from django_outbox.monitoring.figures import CODES
 from django_outbox.monitoring.gauges import GAUGES
 from django_outbox.monitoring.prometheus import SUFFIXES
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
+from django_outbox.monitoring.verdicts import CODES
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT, read_yaml
 from tests.support.prometheus import PATIENCE, Prometheus, promtool, run_promtool

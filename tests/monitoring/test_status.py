@@ -12,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import queues, status
-from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status, judge
+from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status
 from django_outbox.monitoring.status import read_status
+from django_outbox.monitoring.verdicts import judge
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from tests.conftest import ALIASES
 from tests.support.figures import NOW, troubled_status

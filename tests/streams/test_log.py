@@ -22,7 +22,7 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, rejected, retry_later
 from django_outbox.models import Heartbeat, Pause, Status, StreamPosition
-from django_outbox.monitoring import figures
+from django_outbox.monitoring import verdicts
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
@@ -749,7 +749,7 @@ def test_the_status_warns_of_the_log_that_an_open_transaction_keeps(worker: Work
         cursor.execute("SELECT pg_current_xact_id()")
         put(20, LOG, payload="x" * 100_000)
         worker.deliver_until(lambda: worker.deliver() == 0)
-        monkeypatch.setattr(figures, "MAX_LOG_KEPT", before.log_kept)
+        monkeypatch.setattr(verdicts, "MAX_LOG_KEPT", before.log_kept)
         (stream, _) = read_status(LOG).streams
         assert (stream.log_kept or 0) > (before.log_kept or 0)
         (finding,) = (each for each in read_status(LOG).verdicts if each.code == "log_kept")

@@ -19,7 +19,8 @@ from django_outbox.conf import get_settings
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align, explain
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.figures import MAX_AGE, Count, StreamStatus, Verdict, judge
+from django_outbox.monitoring.figures import Count, StreamStatus, Verdict
+from django_outbox.monitoring.verdicts import MAX_AGE, judge
 from django_outbox.utils.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60

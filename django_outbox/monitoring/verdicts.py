@@ -1,0 +1,345 @@
+"""Judge the figures of an outbox: what is wrong, how urgent it is, and the sentence that says so."""
+
+import datetime
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from django.template.defaultfilters import filesizeformat
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from django_outbox.monitoring.figures import (
+    NONE,
+    ConsumerStatus,
+    Count,
+    Level,
+    PausedType,
+    PublisherStatus,
+    Status,
+    StreamStatus,
+    Verdict,
+)
+from django_outbox.service.heartbeats import REPORT_INTERVAL
+from django_outbox.stores.clock import TOLERANCE
+from django_outbox.utils.text import duration
+
+CODES = (
+    "crashed",
+    "not_delivering",
+    "unavailable",
+    "not_reporting",
+    "unknown_publisher",
+    "not_read",
+    "not_receiving",
+    "behind",
+    "backlog",
+    "failed",
+    "blocked",
+    "paused",
+    "log_kept",
+    "log_not_read",
+    "delivering",
+    "idle",
+)
+"""The codes of verdicts, the most important first: of two verdicts of one level, the earlier one comes first."""
+
+OUTAGES = ("crashed", "not_delivering", "unavailable", "not_reporting", "not_receiving")
+"""The codes of verdicts because of which the outbox is not well, even if they are not critical yet."""
+
+MAX_AGE = 60.0
+"""Seconds that a due message may wait before the outbox counts as not delivering."""
+
+MANY_CRASHES = 3
+"""Number of crashes of a worker or a reader in a row from which on they are critical."""
+
+MAX_LOG_KEPT = 2**30
+"""Bytes of PostgreSQL's log that a relay may hold back: as many as PostgreSQL keeps for itself by default
+(`max_wal_size`)."""
+
+PATIENCE = 20.0
+"""Seconds without a delivery after which relays that have due messages do not count as delivering."""
+
+AT_LIMIT = 0.8
+"""Share of its limit from which on a publisher counts as delivering at its limit."""
+
+LOG_PATIENCE = 60.0
+"""Seconds after its start in which a relay may search the table instead of reading the log."""
+
+_NOT_REPORTING = ngettext_lazy(
+    "Publisher %(publisher)r: %(count)s relay has not reported for %(silence)s; %(due)s due.",
+    "Publisher %(publisher)r: %(count)s relays have not reported for %(silence)s; %(due)s due.",
+    "number",
+)
+
+
+def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
+    """Return the verdicts, the most urgent first; at least one.
+
+    Args:
+        max_age: seconds that a due message may wait, and that an outage may last, before it is critical.
+    """
+    verdicts = [verdict for publisher in status.publishers for verdict in _judge_publisher(publisher, status, max_age)]
+    verdicts += [verdict for stream in status.streams for verdict in _judge_stream(stream, status)]
+    verdicts += _judge_clock(status)
+    verdicts += _judge_failures(status)
+    verdicts += [verdict for consumer in status.consumers for verdict in _judge_consumer(consumer, status, max_age)]
+    if not any(verdict.level == Level.CRITICAL or verdict.code in OUTAGES for verdict in verdicts):
+        verdicts.append(_all_is_well(status))
+    verdicts.sort(key=lambda verdict: (-verdict.level, CODES.index(verdict.code)))
+    return tuple(verdicts)
+
+
+def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
+    late = (publisher.oldest_due or 0.0) > max_age
+
+    def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
+        values |= {"publisher": publisher.alias, "due": publisher.due}
+        return Verdict(level, code, text, publisher.alias, values=values)
+
+    if not publisher.configured:
+        if waiting := publisher.due + publisher.delayed + publisher.retrying:
+            text = ngettext_lazy(
+                "%(count)s message is for %(publisher)r, which is not in the settings.",
+                "%(count)s messages are for %(publisher)r, which is not in the settings.",
+                "number",
+            )
+            yield found(Level.CRITICAL if late else Level.WARNING, "unknown_publisher", text, **_counted(waiting))
+        return
+    if publisher.paused:
+        text = _("Publisher %(publisher)r is paused%(details)s: %(due)s due.")
+        yield found(Level.WARNING, "paused", text, details=_details(publisher.paused))
+        return
+    for each in publisher.paused_types:
+        text = _("Messages of type %(type)r of the publisher %(publisher)r are paused%(details)s.")
+        if each.resuming:
+            text = _("Some messages of type %(type)r of the publisher %(publisher)r are still held. Resume it again.")
+        yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each))
+    if publisher.crashes:
+        text = ngettext_lazy(
+            "A worker of the publisher %(publisher)r crashed %(count)s time (%(reason)s): %(due)s due.",
+            "A worker of the publisher %(publisher)r crashed %(count)s times in a row (%(reason)s): %(due)s due.",
+            "number",
+        )
+        level = Level.CRITICAL if publisher.crashes >= MANY_CRASHES else Level.WARNING
+        reason = publisher.outage.rstrip(".")
+        yield found(level, "crashed", text, reason=reason, **_counted(Count(publisher.crashes)))
+    elif publisher.outage:
+        lasted = _seconds_since(publisher.outage_since, status)
+        text = _("Publisher %(publisher)r has been unavailable for %(lasted)s (%(reason)s): %(due)s due.")
+        # A half-open breaker without late messages only waits for a message with which to try the broker.
+        level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
+        yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
+    elif _does_not_deliver(publisher, status):
+        lasted = _seconds_without_delivery(publisher, status)
+        has_none = not (publisher.relays or publisher.drains)
+        text, values = _explain_standstill(publisher, status, lasted)
+        level = Level.CRITICAL if late and (has_none or lasted > max_age) else Level.WARNING
+        yield found(level, "not_delivering", text, **values)
+    else:
+        if publisher.silent and publisher.due:
+            yield found(Level.WARNING, "not_reporting", _NOT_REPORTING, **_silence_of(publisher))
+        if late:
+            text, values = _explain_delay(publisher)
+            yield found(Level.WARNING, "behind", text, **values)
+
+
+def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
+    """Return whether messages are due, and the relays are gone, or have not delivered any for some time."""
+    # Relays of tenants report less often, and nothing is known since the latest report.
+    serving = (each for each in status.relays if each.alive and publisher.alias in each.publishers)
+    reported = min((each.seconds_since_seen for each in serving), default=0.0)
+    patience = MAX_AGE if publisher.drains and not publisher.relays else PATIENCE + max(reported - REPORT_INTERVAL, 0.0)
+    if publisher.rate_limit:
+        # At a low limit, two deliveries are far apart.
+        patience = max(patience, 2 / publisher.rate_limit)
+    are_gone = (publisher.processed_per_minute or publisher.silent) and not (publisher.relays or publisher.drains)
+    return bool(publisher.due and are_gone) or _seconds_without_delivery(publisher, status) > patience
+
+
+def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> float:
+    """Return for how long messages have been due and none was delivered."""
+    oldest = publisher.oldest_due or 0.0
+    return min(oldest, max(_seconds_since(publisher.delivered_at, status), 0.0)) if publisher.delivered_at else oldest
+
+
+def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: float) -> tuple[Any, dict[str, Any]]:
+    values = {"age": duration(round(lasted))}
+    if publisher.relays:
+        text = ngettext_lazy(
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relays.",
+            "number",
+        )
+        return text, {**values, **_counted(Count(publisher.relays))}
+    if publisher.drains:
+        text = _(
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain ended "
+            "%(ended)s ago."
+        )
+        if publisher.last_drain_outage:
+            text = _(
+                "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain, "
+                "%(ended)s ago, failed (%(reason)s)."
+            )
+        ended = duration(round(_seconds_since(publisher.last_drain, status)))
+        return text, {**values, "ended": ended, "reason": publisher.last_drain_outage.rstrip(".")}
+    if publisher.silent:
+        return _NOT_REPORTING, _silence_of(publisher)
+    return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
+
+
+def _silence_of(publisher: PublisherStatus) -> dict[str, Any]:
+    return {"silence": duration(round(publisher.silent_seconds or 0.0)), **_counted(Count(publisher.silent))}
+
+
+def _explain_delay(publisher: PublisherStatus) -> tuple[Any, dict[str, Any]]:
+    """Explain why due messages are late although some are delivered."""
+    values = {"age": duration(round(publisher.oldest_due or 0.0))}
+    if not publisher.rate_limit:
+        return _("Publisher %(publisher)r is %(age)s behind: %(due)s due."), values
+    limit, delivered = publisher.rate_limit, publisher.processed_per_minute
+    if delivered >= int(limit * 60 * AT_LIMIT):
+        rate = limit
+        text = _(
+            "Publisher %(publisher)r is %(age)s behind: it delivers its limit of %(limit)s messages a second, %(due)s "
+            "due (%(left)s left at this rate)."
+        )
+    else:
+        rate = max(delivered, 1) / 60
+        text = _(
+            "Publisher %(publisher)r is %(age)s behind: it delivered %(delivered)s messages in the last minute, less "
+            "than its limit of %(limit)s a second, %(due)s due (%(left)s left at this rate)."
+        )
+    left = duration(math.ceil(publisher.due.number / rate)) + ("+" if publisher.due.more else "")
+    return text, {**values, "limit": f"{limit:g}", "delivered": Count(delivered), "left": left}
+
+
+def _judge_clock(status: Status) -> Iterator[Verdict]:
+    """Judge messages that are not due because the database's clock went back, which a living relay repairs."""
+    newest = max((relay.seen_at for relay in status.relays), default=status.at)
+    waiting = sum((publisher.delayed + publisher.retrying for publisher in status.publishers), NONE)
+    if newest - status.at > TOLERANCE and waiting and not any(relay.alive for relay in status.relays):
+        text = ngettext_lazy(
+            "The database's clock went back by %(step)s, and no relay has been seen since. %(count)s message waits, "
+            "and may be due already: start a relay.",
+            "The database's clock went back by %(step)s, and no relay has been seen since. %(count)s messages wait, "
+            "and may be due already: start a relay.",
+            "number",
+        )
+        values = {"step": duration(round((newest - status.at).total_seconds())), **_counted(waiting)}
+        yield Verdict(Level.WARNING, "not_delivering", text, values=values)
+
+
+def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:
+    """Judge how PostgreSQL's log is read. A relay that is behind, paused or without its broker may not read it."""
+
+    def found(code: str, text: Any, **values: Any) -> Verdict:
+        return Verdict(Level.WARNING, code, text, stream.publisher, values={"publisher": stream.publisher, **values})
+
+    if stream.log_kept is not None and stream.log_kept > MAX_LOG_KEPT:
+        text = _(
+            "PostgreSQL keeps %(kept)s of its log for the relay of publisher %(publisher)r: a transaction has been "
+            "open for long, or the relay does not respond. End one of them."
+        )
+        yield found("log_kept", text, kept=filesizeformat(stream.log_kept).replace("\xa0", " "))
+    publishers = [each for each in status.publishers if each.alias == stream.publisher]
+    is_behind = any(each.outage or each.paused or (each.oldest_due or 0.0) > LOG_PATIENCE for each in publishers)
+    began = [each.started_at for each in status.relays if each.alive and stream.publisher in each.publishers]
+    has_had_time = any(_seconds_since(at, status) > LOG_PATIENCE for at in began)
+    if stream.log_is_read is False and has_had_time and not is_behind:
+        text = _(
+            "No relay reads PostgreSQL's log for publisher %(publisher)r; the table is searched instead. Run "
+            "outbox_publication to see what is missing."
+        )
+        yield found("log_not_read", text)
+
+
+def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Verdict]:
+    def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
+        return Verdict(level, code, text, consumer=consumer.alias, values={"consumer": consumer.alias, **values})
+
+    if not consumer.inboxes:
+        silence = _seconds_since(consumer.seen_at, status)
+        age = duration(round(silence))
+        if consumer.stopped:
+            text = _("Consumer %(consumer)r is not read: run_inbox stopped %(age)s ago.")
+            yield found(Level.WARNING, "not_read", text, age=age)
+        else:
+            text = _("Consumer %(consumer)r is not read: its inbox was last seen %(age)s ago.")
+            yield found(Level.CRITICAL if silence > max_age else Level.WARNING, "not_read", text, age=age)
+    elif consumer.crashes:
+        text = ngettext_lazy(
+            "The reader of consumer %(consumer)r crashed %(count)s time (%(reason)s).",
+            "The reader of consumer %(consumer)r crashed %(count)s times in a row (%(reason)s).",
+            "number",
+        )
+        level = Level.CRITICAL if consumer.crashes >= MANY_CRASHES else Level.WARNING
+        reason = consumer.outage.rstrip(".")
+        yield found(level, "crashed", text, reason=reason, **_counted(Count(consumer.crashes)))
+    elif consumer.outage:
+        lasted = _seconds_since(consumer.outage_since, status)
+        level = Level.CRITICAL if lasted > max_age else Level.WARNING
+        text = _("Consumer %(consumer)r has been unavailable for %(lasted)s (%(reason)s).")
+        reason = consumer.outage.rstrip(".")
+        yield found(level, "not_receiving", text, lasted=duration(round(lasted)), reason=reason)
+    elif consumer.state == "paused":
+        text = _("Consumer %(consumer)r pauses because of the backlog of its publisher.")
+        yield found(Level.WARNING, "backlog", text)
+
+
+def _judge_failures(status: Status) -> Iterator[Verdict]:
+    if status.blocked_keys:
+        first = status.blocked_keys[0]
+        text = ngettext_lazy(
+            "%(count)s key is blocked: %(waiting)s waiting behind %(key)r.",
+            "%(count)s keys are blocked, with most messages behind %(key)r: %(waiting)s waiting.",
+            "number",
+        )
+        values = {
+            "key": first.key,
+            "waiting": first.waiting,
+            **_counted(Count(len(status.blocked_keys), more=not status.blocked_keys_are_complete)),
+        }
+        yield Verdict(Level.WARNING, "blocked", text, first.publisher, values=values)
+    failed = sum((publisher.failed for publisher in status.publishers), NONE)
+    if failed:
+        text = ngettext_lazy("%(count)s message failed.", "%(count)s messages failed.", "number")
+        yield Verdict(Level.WARNING, "failed", text, values=_counted(failed))
+
+
+def _all_is_well(status: Status) -> Verdict:
+    due = sum((publisher.due for publisher in status.publishers if not publisher.paused), NONE)
+    rate = sum(publisher.processed_per_minute for publisher in status.publishers)
+    if rate:
+        text = ngettext_lazy(
+            "Delivering: %(count)s message in the last minute, %(due)s due.",
+            "Delivering: %(count)s messages in the last minute, %(due)s due.",
+            "number",
+        )
+        return Verdict(Level.OK, "delivering", text, values={"due": due, **_counted(Count(rate))})
+    if due:
+        text = ngettext_lazy(
+            "%(count)s message is due, and it is not late.",
+            "%(count)s messages are due, none of them late.",
+            "number",
+        )
+        return Verdict(Level.OK, "delivering", text, values=_counted(due))
+    if any(relay.alive for relay in status.relays) or any(publisher.drains for publisher in status.publishers):
+        return Verdict(Level.OK, "idle", _("Nothing is due."))
+    return Verdict(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
+
+
+def _counted(count: Count) -> dict[str, Any]:
+    """Return the values of a text with a plural."""
+    return {"count": count, "number": count.number + count.more}
+
+
+def _seconds_since(time: datetime.datetime | None, status: Status) -> float:
+    return (status.at - (time or status.at)).total_seconds()
+
+
+def _details(pause: PausedType) -> str:
+    """Return " (ada: upgrade)": the operator and the reason, as far as they are known."""
+    known = ": ".join(filter(None, [pause.paused_by, pause.reason]))
+    return f" ({known})" if known else ""
