@@ -1,4 +1,4 @@
-"""The options of the publisher for HTTP, including TLS and HTTP/2."""
+"""The options of the publisher for HTTP, including TLS."""
 
 import base64
 import ssl
@@ -11,7 +11,6 @@ from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
-from tests.support.http.http2_receiver import Http2Receiver
 from tests.support.http.receiver import MakePublisher, Receiver
 
 pytest_plugins = ["tests.support.http.fixtures"]
@@ -67,23 +66,6 @@ def test_a_server_without_tls_is_named(receiver: Receiver, make_webhooks: MakePu
     assert "check scheme and port in url" in outcome.error
 
 
-def test_http2_sends_many_requests_over_each_connection(make_webhooks: MakePublisher, certificates: dict[str, str]):
-    with Http2Receiver(server_context(certificates)) as receiver:
-        url, trust = f"https://127.0.0.1:{receiver.port}/", {"cafile": certificates["server.pem"]}
-        publisher = make_webhooks(url, ssl=trust, http2=True, concurrency=8)
-        batch = [make_message(payload=str(n).encode() * 1000) for n in range(50)]
-        assert publisher.publish(batch) == [ACCEPTED] * 50
-        assert sorted(receiver.bodies) == sorted(message.payload for message in batch)
-        assert receiver.connections <= 8
-
-
-def test_a_server_without_http2_gets_http1(make_webhooks: MakePublisher, certificates: dict[str, str]):
-    with Receiver(context=server_context(certificates)) as receiver:
-        trust = {"cafile": certificates["server.pem"]}
-        publisher = make_webhooks(receiver.url(scheme="https"), ssl=trust, http2=True, concurrency=4)
-        assert publisher.publish([make_message() for _ in range(20)]) == [ACCEPTED] * 20
-
-
 # Options
 
 
@@ -96,9 +78,7 @@ def secret_of(length: int) -> str:
     [
         ({"url": ""}, 'url is missing; set it to a string like "https://shop.example.com/hooks/{type}"'),
         ({"url": None}, "url is missing"),
-        ({"url": {}}, "url must be a string like"),
-        ({"url": {"": URL}}, "url must be a string like"),
-        ({"url": {"order.*": ""}}, "url is missing"),
+        ({"url": {"*": URL}}, "url is missing"),
         ({"url": "ftp://shop.example.com/s3cret"}, "url cannot be read"),
         ({"url": "shop.example.com/s3cret"}, "url cannot be read"),
         ({"url": "https:///s3cret"}, "url cannot be read"),
@@ -136,16 +116,13 @@ def secret_of(length: int) -> str:
         ({"connect_timeout": "5"}, "connect_timeout is '5'"),
         ({"concurrency": 0}, "concurrency is 0; it must be a whole number from 1 to 200"),
         ({"concurrency": 201}, "concurrency is 201"),
-        ({"http2": 1}, "http2 is 1; it must be True or False"),
         ({"allow_private_addresses": "yes"}, "allow_private_addresses is 'yes'"),
         ({"ssl": {"ca": "x"}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
         ({"url": "http://shop.example.com", "ssl": {}}, "ssl is set, but url is without TLS"),
-        ({"reject": 404}, "reject is 404; it must be a list of different statuses from 400 to 599"),
-        ({"reject": [200]}, "reject is [200]"),
-        ({"retry": [600]}, "retry is [600]"),
+        ({"retry": 404}, "retry is 404; it must be a list of different statuses from 400 to 599"),
+        ({"retry": [200]}, "retry is [200]"),
         ({"retry": [404, 404]}, "retry is [404, 404]"),
         ({"retry": [True]}, "retry is [True]"),
-        ({"retry": [404], "reject": [404]}, "reject and retry both contain 404"),
         ({"format": "json"}, "format is 'json'; it must be one of 'plain', 'cloudevents', 'cloudevents-structured'"),
         ({"format": "cloudevents"}, "source is ''; CloudEvents need one"),
         ({"source": "/shop"}, "source is set, but format is 'plain'"),
@@ -166,12 +143,8 @@ def test_a_mistake_in_the_options_names_the_remedy_and_no_secret(options: dict[s
         ("https://shop.example.com:443", "https://shop.example.com"),
         ("http://shop.example.com:8080/{type}", "http://shop.example.com:8080"),
         ("http://[2001:DB8::1]:8080/", "http://[2001:db8::1]:8080"),
-        (
-            {"a": "https://a.example.com/1", "b": "https://a.example.com/2", "*": "https://b.example.com/"},
-            "https://a.example.com, https://b.example.com",
-        ),
     ],
-    ids=["query", "port", "http", "IPv6", "several"],
+    ids=["query", "port", "http", "IPv6"],
 )
-def test_the_servers_are_described(url: Any, described: str):
+def test_the_server_is_described(url: str, described: str):
     assert HTTPPublisher("shop", url=url).describe() == f"HTTP POST to {described}"

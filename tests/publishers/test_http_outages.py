@@ -1,21 +1,16 @@
-"""The publisher for HTTP when servers are unavailable, slow, or several."""
+"""The publisher for HTTP when the server is unavailable or slow."""
 
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from django_outbox.brokers import suspensions
-from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
-from django_outbox.relay import Relay
+from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind, unanswered
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
-from tests.support.messages import put, rows
 from tests.support.ports import free_port
-from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.http.fixtures"]
 
@@ -32,43 +27,14 @@ def held() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_server_that_is_down_does_not_hold_up_another_one(
-    receiver: Receiver, make_webhooks: MakePublisher, monkeypatch: pytest.MonkeyPatch
-):
-    # So that no trial is due while the test runs.
-    monkeypatch.setattr(suspensions, "FIRST_WAIT", 60.0)
+def test_a_server_that_is_down_is_an_outage(make_webhooks: MakePublisher):
     down = f"http://127.0.0.1:{free_port()}"
-    publisher = make_webhooks({"down.*": f"{down}/", "*": receiver.url()})
-    batch = [make_message(type=type) for type in ("down.a", "up", "down.b", "up")]
-    for _ in range(3):
-        outcomes = list(publisher.publish(batch))
-        assert kinds(outcomes) == ["set aside", "accepted", "set aside", "accepted"]
-        assert outcomes[0].error == f"{down}: connection refused; start the receiver, or correct host and port in url"
-        assert outcomes[0].error_class == "http.unavailable"
-        assert outcomes[0].retry_after is not None
-        assert 0.1 <= outcomes[0].retry_after <= 60.0
-        assert not publisher.prepare()
-    assert publisher.check() == [outcomes[0].error]
-
-
-def test_if_all_servers_are_down_it_is_an_outage(make_webhooks: MakePublisher):
-    urls = {f"{name}.*": f"http://127.0.0.1:{free_port()}/" for name in ("a", "b")}
-    publisher = make_webhooks(urls)
-    outcomes = list(publisher.publish([make_message(type="a.x"), make_message(type="b.x")]))
-    assert kinds(outcomes) == ["unanswered"] * 2
-    assert publisher.prepare() == outcomes[0].error
-    assert len(publisher.check()) == 2
-
-
-def test_a_server_that_is_back_gets_one_message_on_trial_and_then_all(make_webhooks: MakePublisher):
-    port = free_port()
-    with Receiver() as other:
-        publisher = make_webhooks({"a": f"http://127.0.0.1:{port}/", "b": other.url()})
-        batch = [make_message(type="a") for _ in range(5)] + [make_message(type="b")]
-        assert kinds(list(publisher.publish(batch))) == ["set aside"] * 5 + ["accepted"]
-        with Receiver(port=port) as receiver:
-            eventually(lambda: publisher.publish(batch) == [ACCEPTED] * 6, "all messages are accepted")
-            assert len(receiver.calls) == 5
+    publisher = make_webhooks(down)
+    outcomes = list(publisher.publish([make_message() for _ in range(50)]))
+    reason = f"{down}: connection refused; start the receiver, or correct host and port in url"
+    assert outcomes == [unanswered(reason)] * 50
+    assert publisher.prepare() == reason
+    assert publisher.check() == [reason]
 
 
 def test_a_message_that_alone_has_no_response_is_to_blame(make_webhooks: MakePublisher, held: threading.Event):
@@ -158,33 +124,10 @@ def test_a_closed_publisher_connects_again(receiver: Receiver, make_webhooks: Ma
     assert len({call.connection for call in receiver.calls}) == 2
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_relay_delivers_to_other_servers_while_one_is_down(receiver: Receiver, settings: Any):
-    urls = {"down": f"http://127.0.0.1:{free_port()}/", "up": receiver.url()}
-    options = {"url": urls, "allow_private_addresses": True}
-    backend = "django_outbox.brokers.http.HTTPPublisher"
-    settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": options}}}
-    down = put(30, type="down")
-    up = put(30, type="up")
-    with Relay() as relay:
-        assert relay.drain().processed == 30
-    found = rows("default")
-    assert {found[id]["attempts"] for id in down} == {0}
-    assert {found[id]["failed_at"] for id in down} == {None}
-    assert all(found[id]["processed_at"] for id in up)
-
-
-def test_a_server_may_ask_to_wait_for_five_minutes_at_most(receiver: Receiver, make_webhooks: MakePublisher):
-    def reply(_call: Call) -> Reply:
-        return Reply(429, headers={"Retry-After": "86400"})
-
-    with Receiver(reply) as busy:
-        publisher = make_webhooks({"busy": busy.url(), "*": receiver.url()})
-        batch = [make_message(type="busy"), make_message(type="other")]
-        first, _ = publisher.publish(batch)
-        second, other = publisher.publish(batch)
-        assert len(busy.calls) == 1
-    assert (first.error_class, first.retry_after) == ("http.429", 86_400)
-    assert (second.error_class, other) == ("http.unavailable", ACCEPTED)
-    assert "the receiver responded 429" in second.error
-    assert 290 < (second.retry_after or 0) <= 300
+def test_a_receiver_may_ask_for_a_pause_of_five_minutes_at_most(make_webhooks: MakePublisher):
+    with Receiver(lambda _call: Reply(429, headers={"Retry-After": "86400"})) as receiver:
+        publisher = make_webhooks(receiver.url())
+        (outcome,) = publisher.publish([make_message()])
+        assert (outcome.error_class, outcome.retry_after) == ("http.429", 86_400)
+        paused_for = publisher._server._busy_until - time.monotonic()
+    assert 290 < paused_for <= 300

@@ -1,6 +1,7 @@
 """Destinations that accept no messages, at the front of a backlog: all others are delivered.
 
-NATS, SQS and SNS set none aside: they reject a message for a stream, queue or topic that does not exist.
+NATS, SQS and SNS set none aside: they reject a message for a stream, queue or topic that does not exist. HTTP has one
+server for each publisher.
 """
 
 import abc
@@ -22,10 +23,8 @@ from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.brokers import suspensions
 from django_outbox.brokers.rabbitmq import call
 from tests.publishers.subjects.base import unique_name
-from tests.support.http.receiver import Receiver
 from tests.support.kafka.mock import MockCluster
 from tests.support.kafka.tools import read_topic
-from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import Broker
 from tests.support.redis.server import make_cluster, start_node
 from tests.support.relay_threads import relays_in_threads
@@ -58,12 +57,10 @@ class Place(abc.ABC):
     Attributes:
         backend: the path of the publisher's class below `django_outbox.brokers`.
         healthy_messages: number of messages for the healthy destinations.
-        can_heal: whether the sick destinations can accept messages later.
     """
 
     backend: str
     healthy_messages = 2500
-    can_heal = True
 
     def __init__(self, count: int) -> None:
         base = unique_name()
@@ -76,6 +73,7 @@ class Place(abc.ABC):
     def options(self) -> dict[str, Any]:
         """The publisher's options."""
 
+    @abc.abstractmethod
     def heal(self) -> None:
         """Let the sick destinations accept messages."""
 
@@ -155,29 +153,6 @@ class KafkaPlace(Place):
         return found
 
 
-class HTTPPlace(Place):
-    """Servers that refuse connections."""
-
-    backend = "http.HTTPPublisher"
-    healthy_messages = 500
-    can_heal = False
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self._receiver = self._resources.enter_context(Receiver())
-        self._closed = [free_port() for _ in self.sick]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        urls = {name: f"http://127.0.0.1:{port}/" for name, port in zip(self.sick, self._closed, strict=True)}
-        return {"url": {**urls, "*": self._receiver.url("/hooks")}, "allow_private_addresses": True}
-
-    def arrived(self) -> Sequence[Arrived]:
-        calls = self._receiver.calls
-        self._receiver.clear()
-        return [Arrived(call.headers["outbox-key"], int(call.body)) for call in calls]
-
-
 class RedisPlace(Place):
     """Streams on a node of a cluster that has ended."""
 
@@ -244,9 +219,7 @@ def fill(place: Place) -> int:
     return len(sick)
 
 
-@pytest.mark.parametrize(
-    ("make", "count", "relays"), [(RabbitMQPlace, 200, 2), (HTTPPlace, 200, 2), (KafkaPlace, 1, 1), (RedisPlace, 1, 1)]
-)
+@pytest.mark.parametrize(("make", "count", "relays"), [(RabbitMQPlace, 200, 2), (KafkaPlace, 1, 1), (RedisPlace, 1, 1)])
 def test_sick_destinations_at_the_front_of_a_backlog_hold_up_no_others(
     make: Callable[[int], Place], count: int, relays: int
 ):
@@ -277,13 +250,12 @@ def check_healthy_destinations(place: Place, relays: int) -> None:
         read()
         assert sum(map(len, arrived.values())) == place.healthy_messages
         assert not messages.processed().filter(type__in=place.sick).exists()
-        if place.can_heal:
-            assert messages.pending().count() == sick
-            place.heal()
-            total = sick + place.healthy_messages
-            eventually(
-                lambda: messages.processed().count() == total, "the messages for the healed destinations", seconds=60
-            )
-            read()
-            assert sum(map(len, arrived.values())) == total
+        assert messages.pending().count() == sick
+        place.heal()
+        total = sick + place.healthy_messages
+        eventually(
+            lambda: messages.processed().count() == total, "the messages for the healed destinations", seconds=60
+        )
+        read()
+        assert sum(map(len, arrived.values())) == total
     assert all(payloads == sorted(payloads) for payloads in arrived.values())

@@ -23,6 +23,8 @@ MIN_MESSAGE_BYTES = 1024
 CONNECT_TIMEOUT = 5.0
 """Maximum number of seconds for connecting, unless the timeout is shorter."""
 
+MAX_CONCURRENCY = 1000
+
 SESSION_KEYS = (
     "profile_name",
     "aws_access_key_id",
@@ -57,7 +59,7 @@ class AWSOptions:
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
-        require_number("concurrency", self.concurrency, 1, 1000)
+        require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         require_number("max_message_bytes", self.max_message_bytes, MIN_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
         region: object = self.region
         if region is not None and (not isinstance(region, str) or not region):
@@ -85,7 +87,8 @@ class AWSOptions:
             "retries": {"mode": "standard", "total_max_attempts": 1},
             "connect_timeout": min(CONNECT_TIMEOUT, self.timeout),
             "read_timeout": self.timeout,
-            "max_pool_connections": self.concurrency,
+            # Each worker has that many requests in flight.
+            "max_pool_connections": MAX_CONCURRENCY,
         }
         try:
             return Config(**arguments)

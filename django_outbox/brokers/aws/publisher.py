@@ -3,7 +3,6 @@
 import abc
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ from django_outbox.brokers.aws.encoding import AWSEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
 from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, AWSOptions
 from django_outbox.brokers.options import Template
-from django_outbox.brokers.parallel import ParallelRequests, Slots
+from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.logs import logger
@@ -145,9 +144,14 @@ class AWSPublisher(AWSOptions, Publisher):
         call = AWSCall(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
         requests = call.requests(self.max_message_bytes)
         if requests:
-            parallel = ParallelRequests(THREAD_NAME, time.monotonic() + self.timeout)
-            parallel.send(requests, partial(self._send, call), self._slots, concurrency=self.concurrency)
-            parallel.wait(2 * self.timeout)
+            send_in_parallel(
+                requests,
+                partial(self._send, call),
+                thread_name=THREAD_NAME,
+                concurrency=self.concurrency,
+                begin_seconds=self.timeout,
+                wait_seconds=2 * self.timeout,
+            )
         self._is_ready = not call.outage and (call.has_response or not requests)
         return call.result()
 
@@ -221,7 +225,6 @@ class AWSPublisher(AWSOptions, Publisher):
             )
 
     def _start_over(self) -> None:
-        self._slots = Slots(self.concurrency)
         self._client = AWSClient(self.service, self)
         self._is_ready = False
         self._reports: dict[str, Allowance] = {}
@@ -254,7 +257,7 @@ class SQSPublisher(AWSPublisher):
         config: a dict of arguments for `botocore.config.Config`, such as `proxies`.
         timeout: seconds that AWS has to respond to a request. After that time, a call of `publish` begins no further
             requests. Connecting may take 5 of these seconds.
-        concurrency: maximum number of requests in flight, in all threads together.
+        concurrency: maximum number of requests in flight of each worker.
         max_message_bytes: maximum number of bytes of a request, attributes included, and so of a message.
         format: "plain", or "cloudevents-structured" to send each message as a CloudEvent in JSON.
         source: the `source` of CloudEvents.

@@ -1,10 +1,9 @@
-"""The servers that requests are sent to, and their connections."""
+"""The server that requests are sent to, and its connections."""
 
 import threading
 import time
 from contextlib import suppress
 
-import h11
 import httpcore
 
 from django_outbox.brokers.http.encoding import Request
@@ -18,9 +17,6 @@ from django_outbox.brokers.http.errors import (
 )
 from django_outbox.brokers.http.network import Deadline, Network
 from django_outbox.brokers.http.options import HTTPOptions
-from django_outbox.brokers.http.urls import Origin
-from django_outbox.brokers.parallel import Slots
-from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.messages import Outcome, rejected
 from django_outbox.utils.logs import logger
 
@@ -30,13 +26,8 @@ MAX_RESPONSE_BYTES = 65_536
 KEEPALIVE_SECONDS = 60.0
 """Seconds for which an idle connection is kept. The server may close it earlier."""
 
-MAX_FAILURES = 2
-"""Number of consecutive requests without a response that suspend a server. Its message may be the cause of one."""
-
 MAX_ASKED_WAIT = 300.0
-"""Maximum number of seconds for which a server is suspended because it asks for it."""
-
-UNAVAILABLE = "http.unavailable"
+"""Maximum number of seconds for which nothing is sent to a server because it asks for it."""
 
 Result = Response | FailedRequest | Outcome
 """The result of a request: an outcome if HTTP could not carry it."""
@@ -44,16 +35,16 @@ Result = Response | FailedRequest | Outcome
 NO_RESPONSE = FailedRequest("no response in time", "http.timeout", sent=True)
 
 
-class ServerConnections:
-    """Sends requests to one server, and notes whether it responds."""
+class Server:
+    """Sends requests to the server, and notes whether it responds.
 
-    def __init__(self, origin: Origin, options: HTTPOptions, suspensions: Suspensions[Origin]) -> None:
-        self.origin = origin
+    Attributes:
+        is_known: whether it responded to the last request.
+    """
+
+    def __init__(self, options: HTTPOptions) -> None:
         self.is_known = False
-        self.slots = Slots(options.concurrency)
         self._options = options
-        self._suspensions = suspensions
-        self._failures = 0
         self._busy = ""
         self._busy_until = 0.0
         self._idle: list[HTTPConnection] = []
@@ -61,13 +52,9 @@ class ServerConnections:
         self._lock = threading.Lock()
 
     @property
-    def is_suspended(self) -> bool:
-        return self.origin in self._suspensions
-
-    @property
     def busy(self) -> str:
-        """The response of the server that asked for the current pause; empty if there is none."""
-        return self._busy if self.is_suspended and time.monotonic() < self._busy_until else ""
+        """The response with which the server asked for a pause; empty if there is none, or it is over."""
+        return self._busy if time.monotonic() < self._busy_until else ""
 
     def send(self, request: Request | None) -> Result:
         """Send a request, or without one a request that does nothing."""
@@ -83,10 +70,10 @@ class ServerConnections:
             result = explain(error)
         finally:
             self._give_back(connection)
-        if isinstance(result, FailedRequest):
-            self._note_failure(result)
-        elif isinstance(result, Response):
-            self._note_response(result, is_busy=request is not None and self._options.statuses.is_busy(result))
+        self.is_known = not isinstance(result, FailedRequest)
+        if request is not None and isinstance(result, Response) and self._options.statuses.is_busy(result):
+            self._busy = f"the receiver responded {result.text}"
+            self._busy_until = time.monotonic() + min(result.wait, MAX_ASKED_WAIT)
         return result
 
     def close(self) -> None:
@@ -99,7 +86,7 @@ class ServerConnections:
 
     def _take_connection(self) -> "HTTPConnection":
         with self._lock:
-            return self._idle.pop() if self._idle else HTTPConnection(self.origin, self._options)
+            return self._idle.pop() if self._idle else HTTPConnection(self._options)
 
     def _give_back(self, connection: "HTTPConnection") -> None:
         with self._lock:
@@ -108,37 +95,15 @@ class ServerConnections:
                 return
         connection.close()
 
-    def _note_failure(self, failure: FailedRequest) -> None:
-        """Suspend the server, unless the request may be the cause."""
-        with self._lock:
-            self.is_known = False
-            self._failures += 1
-            is_suspended = not failure.sent or self._failures >= MAX_FAILURES
-        if is_suspended:
-            self._suspensions.begin(self.origin, failure.error, UNAVAILABLE)
-
-    def _note_response(self, response: Response, *, is_busy: bool) -> None:
-        self.is_known = True
-        if is_busy:
-            asked = None if response.retry_after is None else min(response.retry_after, MAX_ASKED_WAIT)
-            text = f"the receiver responded {response.text}"
-            outcome = self._suspensions.begin(self.origin, text, UNAVAILABLE, asked=asked)
-            self._busy, self._busy_until = text, time.monotonic() + (outcome.retry_after or 0.0)
-        else:
-            self._failures, self._busy_until = 0, 0.0
-            self._suspensions.end(self.origin)
-
 
 class HTTPConnection:
     """A connection for one request at a time, which connects again as necessary.
 
     httpcore's pool would search all requests and connections for each request, under a lock: with 20 threads that takes
-    twice as long, so each connection is a separate pool. With HTTP/2, threads could share connections, but in
-    httpcore they would mix up each other's frames, and a time limit of one request would end all others.
+    twice as long, so each connection is a separate pool.
     """
 
-    def __init__(self, origin: Origin, options: HTTPOptions) -> None:
-        self._origin = origin
+    def __init__(self, options: HTTPOptions) -> None:
         self._options = options
         self._deadline = Deadline()
         self._pool = httpcore.ConnectionPool(
@@ -146,7 +111,6 @@ class HTTPConnection:
             max_connections=1,
             max_keepalive_connections=1,
             keepalive_expiry=KEEPALIVE_SECONDS,
-            http2=options.http2,
             network_backend=Network(
                 self._deadline,
                 connect_timeout=options.connect_timeout,
@@ -167,11 +131,8 @@ class HTTPConnection:
                     raise
                 # The server may close an idle connection at any time. Receivers know a repeated message by its ID.
                 return self._exchange(request)
-        except httpcore.UnsupportedProtocol as error:
-            return _reject(error)
-        except httpcore.LocalProtocolError as error:
-            # h2's error may be about the connection.
-            return _reject(error) if isinstance(error.__cause__, h11.LocalProtocolError) else explain(error)
+        except (httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as error:
+            return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unencodable")
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, *BEFORE_SENDING) as error:
             return explain(error)
 
@@ -191,15 +152,11 @@ class HTTPConnection:
 
     def _encode(self, request: Request | None) -> httpcore.Request:
         """Return a signed request; without one, https://www.rfc-editor.org/rfc/rfc9110#section-9.3.7 does nothing."""
-        scheme, host, port = self._origin
+        scheme, host, port = origin = self._options.origin
         target = b"*" if request is None else request.target
         url = httpcore.URL(scheme=scheme.encode(), host=host.encode(), port=port, target=target)
         if request is None:
-            headers = [(b"host", self._origin.authority.encode()), (b"content-length", b"0")]
+            headers = [(b"host", origin.authority.encode()), (b"content-length", b"0")]
             return httpcore.Request(b"OPTIONS", url, headers=headers)
         headers = self._options.encoder.sign(request, time.time())
         return httpcore.Request(b"POST", url, headers=headers, content=request.body)
-
-
-def _reject(error: Exception) -> Outcome:
-    return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unencodable")

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.http.urls import Origin, Urls
+from django_outbox.brokers.http.urls import Url
 from django_outbox.brokers.text_headers import own_headers, text_headers
 from django_outbox.messages import Message
 
@@ -47,7 +47,6 @@ _TO_ENCODE = re.compile(r"\A +|(?<! ) +\Z|[^ -$&-~]+")
 
 
 class Request(NamedTuple):
-    origin: Origin
     target: bytes
     headers: Headers
     message_id: str
@@ -63,8 +62,8 @@ class HTTPEncoder:
             knows one of them.
     """
 
-    def __init__(self, urls: Urls, headers: object, secrets: object, *, format: str, source: str) -> None:
-        self._urls = urls
+    def __init__(self, url: Url, headers: object, secrets: object, *, format: str, source: str) -> None:
+        self._url = url
         self._fixed = _read_headers(headers)
         self._fixed_names = frozenset(name for name, _value in self._fixed)
         given = [secrets] if isinstance(secrets, str) else secrets
@@ -75,8 +74,7 @@ class HTTPEncoder:
         self._source = source
 
     def encode(self, message: Message) -> Request:
-        url = self._urls.find(message)
-        target = url.target(message)
+        target = self._url.target(message)
         body = message.payload
         if self._format == cloudevents.PLAIN:
             found = [(_name(name), _encode(value)) for name, value in text_headers(message)]
@@ -89,13 +87,13 @@ class HTTPEncoder:
             else:
                 found += event_headers(cloudevents.attributes(message, self._source))
         headers = [
-            (b"host", url.origin.authority.encode()),
+            (b"host", self._url.origin.authority.encode()),
             (b"user-agent", b"django-outbox"),
             (b"content-length", b"%d" % len(body)),
             *self._fixed,
         ]
         headers += [header for header in found if header[0] not in self._fixed_names and header[0] not in RESERVED]
-        return Request(url.origin, target, headers, message.message_id, body)
+        return Request(target, headers, message.message_id, body)
 
     def sign(self, request: Request, now: float) -> Headers:
         id, timestamp = request.message_id.encode(), b"%d" % int(now)

@@ -15,10 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.http.network import AddressRefused
 from django_outbox.brokers.network_errors import explain_network
-from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later
+from django_outbox.brokers.suspensions import MIN_WAIT
+from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later, set_aside
 
 BUSY = frozenset((429, 503))
 """The receiver asks to wait, whatever the message: RFC 6585, section 4, and RFC 9110, section 15.6.4."""
+
+BUSY_WAIT = 1.0
+"""Seconds that the messages of a busy receiver wait, unless it names a time."""
 
 RETRIED = frozenset((408, 425))
 """Statuses below 500 that a repetition may change: RFC 9110, section 15.5.9 (the request took too long),
@@ -55,6 +59,11 @@ class Response:
     location: str = ""
 
     @property
+    def wait(self) -> float:
+        """Seconds for which to send nothing to a receiver that is busy."""
+        return max(BUSY_WAIT if self.retry_after is None else self.retry_after, MIN_WAIT)
+
+    @property
     def text(self) -> str:
         """The status with its standard reason, because the text in the response may be anything."""
         try:
@@ -73,14 +82,17 @@ class FailedRequest:
 
 
 class Statuses:
-    def __init__(self, reject: object, retry: object) -> None:
-        self._reject, self._retry = _read_statuses("reject", reject), _read_statuses("retry", retry)
-        if both := self._reject & self._retry:
-            raise ImproperlyConfigured(f"reject and retry both contain {min(both)}; leave it in one of them.")
+    """The outcomes of statuses; `retry` is the option."""
+
+    def __init__(self, retry: object) -> None:
+        given: Sequence[object] = retry if isinstance(retry, list | tuple) else [None]
+        self._retry = frozenset(status for status in given if type(status) is int and 400 <= status <= 599)
+        if len(self._retry) != len(given):
+            raise ImproperlyConfigured(f"retry is {retry!r}; it must be a list of different statuses from 400 to 599.")
 
     def is_busy(self, response: Response) -> bool:
         """Return whether the receiver asks the sender to wait, whatever the message."""
-        return response.status in BUSY and response.status not in self._reject | self._retry
+        return response.status in BUSY and response.status not in self._retry
 
     def outcome(self, response: Response) -> Outcome:
         status = response.status
@@ -92,7 +104,9 @@ class Statuses:
             text = f"the receiver responded {response.text}, a redirect{place}; set url to the address of the receiver"
             return rejected(text, error_class=error_class)
         text = f"the receiver responded {response.text}"
-        if status in self._retry or (status not in self._reject and (status in RETRIED or status >= 500)):
+        if self.is_busy(response):
+            return set_aside(text, response.wait, error_class=error_class)
+        if status in self._retry or status in RETRIED or status >= 500:
             return retry_later(text, error_class=error_class, retry_after=response.retry_after)
         return rejected(text, error_class=error_class)
 
@@ -154,13 +168,3 @@ def _read_location(value: bytes) -> str:
         return urlsplit(value.decode("latin-1")).hostname or ""
     except ValueError:
         return ""
-
-
-def _read_statuses(option: str, statuses: object) -> frozenset[int]:
-    given: Sequence[object] = statuses if isinstance(statuses, list | tuple) else [None]
-    found = frozenset(status for status in given if type(status) is int and 400 <= status <= 599)
-    if len(found) != len(given):
-        raise ImproperlyConfigured(
-            f"{option} is {statuses!r}; it must be a list of different statuses from 400 to 599."
-        )
-    return found

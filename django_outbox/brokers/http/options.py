@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.encoding import HTTPEncoder
 from django_outbox.brokers.http.errors import Statuses
-from django_outbox.brokers.http.urls import Origin, Urls
+from django_outbox.brokers.http.urls import Origin, Url
 from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 
 MAX_CONCURRENCY = 200
@@ -20,36 +20,33 @@ class HTTPOptions:
     """The options of the publisher; `HTTPPublisher` describes them."""
 
     alias: str = field(kw_only=False)
-    url: str | Mapping[str, str] = ""
+    url: str = ""
     secrets: str | Sequence[str] = ()
     headers: Mapping[str, str] | None = None
     timeout: float = 30.0
     connect_timeout: float = 5.0
     concurrency: int = 20
-    http2: bool = False
     ssl: Mapping[str, str] | None = None
     allow_private_addresses: bool = False
-    reject: Sequence[int] = ()
     retry: Sequence[int] = ()
     format: str = PLAIN
     source: str = ""
     tls: SSLContext | None = field(init=False)
     encoder: HTTPEncoder = field(init=False)
     statuses: Statuses = field(init=False)
-    origins: Sequence[Origin] = field(init=False)
+    origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
-        urls = Urls(self.url)
-        self.origins = urls.origins
+        url = Url(self.url)
+        self.origin = url.origin
         require_seconds("timeout", self.timeout)
         require_seconds("connect_timeout", self.connect_timeout)
         require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
-        require_flag("http2", self.http2)
         require_flag("allow_private_addresses", self.allow_private_addresses)
         validate_format(self.format, self.source)
-        uses_tls = any(origin.scheme == "https" for origin in self.origins)
+        uses_tls = self.origin.scheme == "https"
         if self.ssl is not None and not uses_tls:
             raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
         self.tls = read_ssl(self.ssl or {}) if uses_tls else None
-        self.encoder = HTTPEncoder(urls, self.headers, self.secrets, format=self.format, source=self.source)
-        self.statuses = Statuses(self.reject, self.retry)
+        self.encoder = HTTPEncoder(url, self.headers, self.secrets, format=self.format, source=self.source)
+        self.statuses = Statuses(self.retry)

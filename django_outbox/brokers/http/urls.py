@@ -1,8 +1,6 @@
-"""The option `url`: where each message is sent."""
+"""The option `url`: where messages are sent."""
 
 import re
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -37,7 +35,7 @@ class Origin(NamedTuple):
 
 
 class Url:
-    """One URL; its path and query may depend on the message.
+    """The URL of the receiver; its path and query may depend on the message.
 
     Args:
         text: the URL. `{topic}`, `{type}` and `{key}` in its path or query stand for the message's values, as in
@@ -73,25 +71,6 @@ class Url:
         if {".", ".."} & set(target.partition("?")[0].split("/")):
             raise Unencodable('the path of the url would contain "." or ".."')
         return target.encode()
-
-
-class Urls:
-    """The option `url`: one URL, or a dict of patterns of types and URLs. The first pattern that matches is used."""
-
-    def __init__(self, option: object) -> None:
-        given = option if isinstance(option, Mapping) else {"*": option}
-        if not given or not all(isinstance(pattern, str) and pattern for pattern in given):
-            raise ImproperlyConfigured(
-                f'url must be a string like {EXAMPLE}, or a dict such as {{"order.*": {EXAMPLE}}}.'
-            )
-        self._urls = {pattern: Url(text) for pattern, text in given.items()}
-        self.origins = list(dict.fromkeys(url.origin for url in self._urls.values()))
-
-    def find(self, message: Message) -> Url:
-        for pattern, url in self._urls.items():
-            if pattern == "*" or fnmatchcase(message.type, pattern):
-                return url
-        raise Unencodable("no pattern in the option url matches its type")
 
 
 def _split(text: object) -> tuple[Origin, str]:
