@@ -150,7 +150,7 @@ def check_archive(settings: OutboxSettings) -> Iterator[CheckMessage]:
     if alias in {"default", "staticfiles"}:
         yield Warning(
             f"OUTBOX['ARCHIVE'] uses STORAGES[{alias!r}]. Its files are usually served to the public.",
-            hint="Messages contain personal data. Define a private storage: "
+            hint="Messages contain personal data. Name a private storage instead: "
             f"{STORAGE.replace('ALIAS', 'outbox_archive')}.",
             id="django_outbox.W019",
         )

@@ -44,7 +44,8 @@ def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[st
         raise SettingsProblem(
             "E039",
             f"{where} stores messages for the publisher {consumer.publisher!r}, which is not in OUTBOX['PUBLISHERS'].",
-            f"Add it, or set the option publisher to one of {', '.join(sorted(publishers))}.",
+            f'Add "{consumer.publisher}": {{"BACKEND": "django_outbox.handlers.HandlersPublisher"}}, or set the option '
+            f"publisher to one of {', '.join(sorted(publishers))}.",
         )
     return consumer
 
