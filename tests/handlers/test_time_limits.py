@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.handlers import HandlerTimeout, handler
-from django_outbox.handlers.publisher import GRACE, call_within
+from django_outbox.handlers.time_limits import GRACE, call_within
 from django_outbox.messages import Message
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave
