@@ -26,7 +26,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=15,
 )
-ENCODER = RabbitMQEncoder(exchange="", mandatory=True, persistent=True, key_header="outbox-key")
+ENCODER = RabbitMQEncoder(exchange="", mandatory=True, key_header="outbox-key")
 
 
 @given(headers=st.dictionaries(NAMES.filter(lambda name: name not in ("CC", "BCC", "outbox-key")), VALUES, max_size=5))

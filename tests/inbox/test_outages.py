@@ -111,7 +111,7 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
 
     monkeypatch.setattr(InboxWriter, "store", slowly)
     source.send(1)
-    inbox = make_inbox(heartbeat=1)
+    inbox = make_inbox(url=broker_url(query="heartbeat=1"))
     read_all(inbox, source)
     assert source.unsettled() == 0
     assert inbox.tally.received == 1

@@ -76,9 +76,7 @@ def test_an_event_of_an_outbox_is_read_as_the_message_that_it_was(format: str):
     )
     content_type = "application/cloudevents+json" if format == "cloudevents-structured" else "application/json"
     event = as_event(message, format, "/shop")
-    encoder = RabbitMQEncoder(
-        exchange="", mandatory=True, persistent=True, key_header="outbox-key", content_type=content_type
-    )
+    encoder = RabbitMQEncoder(exchange="", mandatory=True, key_header="outbox-key", content_type=content_type)
     found = read_delivery(
         Delivered(1, b"orders", encoder.encode(event).properties, event.payload), key_header="outbox-key"
     )

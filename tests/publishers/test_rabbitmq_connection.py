@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import Counter
 
 import pika
@@ -146,7 +147,7 @@ def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_pub
 def test_a_node_that_is_down_is_skipped(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, down: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("random.randrange", lambda _: 0)
+    monkeypatch.setattr("random.sample", lambda hosts, _count: [*hosts])
     proxy.hold_back()
     first = {
         "refused": broker_url(port=free_port()),
@@ -157,12 +158,42 @@ def test_a_node_that_is_down_is_skipped(
     assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
 
 
-def test_the_nodes_are_tried_from_a_random_one(make_publisher: MakePublisher):
+def test_the_nodes_are_tried_in_random_order(make_publisher: MakePublisher):
     ports = [free_port(), free_port()]
     urls = [broker_url(port=port) for port in ports]
     errors = {only_error(make_publisher(urls).publish([make_message("t")]), OutcomeKind.UNANSWERED) for _ in range(40)}
     orders = {tuple(sorted(ports, key=lambda port: error.index(str(port)))) for error in errors}
     assert orders == {tuple(ports), tuple(reversed(ports))}
+
+
+def test_connecting_has_a_short_timeout_for_each_node(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
+):
+    """The broker may take its time over a message, and yet a node that does not let the publisher in is left soon."""
+    monkeypatch.setattr("random.sample", lambda hosts, _count: [*hosts])
+    assert make_publisher(broker_url(port=proxy.port)).prepare() == ""
+    last_call = pika.frame.Method(1, spec.Confirm.Select()).marshal()
+    all_but_one_byte = proxy.beginning.index(last_call) + len(last_call) - 1
+    queue = broker.queue()
+    for allowed in (0, 8, all_but_one_byte - 20, all_but_one_byte):
+        proxy.hold_back(after=allowed)
+        urls = [broker_url(port=proxy.port), settings.AMQP_URL]
+        publisher = make_publisher(urls, timeout=60, connect_timeout=0.5)
+        began = time.monotonic()
+        assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+        assert time.monotonic() - began < 10
+    assert proxy.connections == 5
+
+
+def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: TcpProxy, make_publisher: MakePublisher):
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.prepare() == ""
+    assert publisher.prepare() == ""
+    assert proxy.connections == 1
+    port = free_port()
+    reason = make_publisher(broker_url(port=port)).prepare()
+    assert reason.startswith(f"cannot connect to RabbitMQ at 127.0.0.1:{port}: ")
+    assert "refused" in reason
 
 
 # Losing the connection
@@ -240,7 +271,7 @@ def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
 def test_an_idle_connection_is_kept_alive(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
     """The broker closes a connection after two missed heartbeats, which are a second apart here."""
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), heartbeat=1)
+    publisher = make_publisher(broker_url(port=proxy.port, query="heartbeat=1"))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     eventually(lambda: proxy.heartbeats >= 8, "heartbeats were sent")
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
@@ -251,7 +282,7 @@ def test_a_blocked_connection_is_given_up(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=2, persistent=False)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=2)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.say(spec.Connection.Blocked("low on memory"))
     eventually(lambda: "RabbitMQ blocks the connection: low on memory" in caplog.text, "the publisher noticed it")
@@ -266,7 +297,7 @@ def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
 ):
     """`timeout` does not apply to a blocked broker, but `blocked_timeout` does, which is longer here."""
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=60, persistent=False)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=60)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.hold_back()
     sent = Publishing(publisher, [make_message(queue, b"sent")])

@@ -64,49 +64,33 @@ def test_a_client_certificate_is_presented(
     [
         ({}, 'url is missing; set it to a URL like "amqp://user:password@host:5672/vhost"'),
         ({"url": ""}, "url is missing"),
-        ({"url": []}, "url is missing"),
-        ({"url": None}, "url must be a URL like"),
         ({"url": ["amqp://a", 5]}, "url must be a URL like"),
         ({"url": "http://guest:s3cret@host"}, "url: a URL must begin with amqp:// or amqps://"),
-        ({"url": "amqp:guest:s3cret@host"}, "url: a URL must begin with amqp:// or amqps://"),
         ({"url": "amqp://"}, "url: a URL cannot be read"),
         ({"url": "amqp://user:s3cret@host\n"}, "url contains a line break"),
         ({"exchange": "shop\n"}, "exchange contains a line break"),
         ({"url": "amqp://user@host"}, "url: a URL cannot be read"),
-        ({"url": "amqp://user:s3cret"}, "url: a URL cannot be read"),
         ({"url": "amqp://user:s3/cret@host"}, "percent-encoded"),
-        ({"url": "amqp://user:12/s3cret@host"}, "percent-encoded"),
         ({"url": "amqp://user:s3#cret@host"}, "percent-encoded"),
         ({"url": "amqp://user:12?s3cret@host"}, "percent-encoded"),
-        ({"url": "amqp://user:s3cret@[host"}, "percent-encoded"),
         ({"url": "amqp://user:s3cret@host?color=red"}, "url has a query that cannot be read: Unknown URL parameter"),
         ({"url": "amqp://user:s3cret@host?heartbeat=x"}, "url has a query that cannot be read: Invalid heartbeat"),
         ({"url": "amqp://user:s3cret@host?ssl_options={}"}, "url must not set ssl_options; use the option ssl"),
         ({"url": "amqp://a?frame_max=8191"}, "url sets frame_max to 8191; RabbitMQ 4 refuses less than 8192"),
         ({"url": "amqp://a?socket_timeout=3"}, "url must not set socket_timeout; use the option connect_timeout"),
-        ({"url": "amqp://a?retry_delay=3"}, "url must not set retry_delay; use a list of urls"),
         ({"exchange": 5}, "exchange is 5; it must be a string of at most 255 bytes"),
         ({"exchange": "é" * 128}, "it must be a string of at most 255 bytes"),
         ({"key_header": ""}, "key_header is blank; set it to the name of the header"),
         ({"key_header": "CC"}, "key_header is 'CC': RabbitMQ reads routing keys there"),
-        ({"key_header": None}, "key_header is None; it must be a string"),
         ({"key_header": "k\udcff"}, "key_header is 'k\\udcff'; it must be a string of at most 255 bytes in UTF-8"),
         ({"exchange": "e", "declare_exchange": "queue"}, "must be None or one of direct, topic, fanout, headers"),
-        ({"exchange": "e", "declare_exchange": True}, "must be None or one of direct, topic, fanout, headers"),
         ({"declare_exchange": "topic"}, "exchange is blank; name the exchange to declare"),
         ({"mandatory": 1}, "mandatory is 1; it must be True or False"),
-        ({"persistent": None}, "persistent is None; it must be True or False"),
         ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
-        ({"timeout": float("nan")}, "timeout is nan; it must be a number of seconds"),
         ({"connect_timeout": 0}, "connect_timeout is 0; it must be a number of seconds above 0"),
         ({"blocked_timeout": "30"}, "blocked_timeout is '30'; it must be a number of seconds"),
-        ({"blocked_timeout": True}, "blocked_timeout is True; it must be a number of seconds"),
-        ({"heartbeat": -1}, "heartbeat is -1; it must be whole seconds from 1 to 65535, 0 for none, or None"),
-        ({"heartbeat": 1.5}, "heartbeat is 1.5; it must be whole seconds"),
-        ({"heartbeat": True}, "heartbeat is True; it must be whole seconds"),
         ({"ssl": {"cafile": "no-such-file.pem"}}, "ssl: cafile 'no-such-file.pem' cannot be loaded"),
         ({"ssl": {"verify": False}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
-        ({"ssl": True}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
         ({"ssl": {"keyfile": "key.pem"}}, "ssl has keyfile but no certfile"),
         ({"ssl": {}, "url": ["amqps://a", "amqp://b"]}, "ssl is set, but a url is without TLS"),
     ],
@@ -127,7 +111,6 @@ def test_an_unknown_option_is_a_type_error_that_names_it():
         RabbitMQPublisher("shop", url="amqp://host", durable=True)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("query", "expected"), [("", 7), ("heartbeat=3", 3)])
-def test_the_heartbeat_of_the_url_takes_precedence(query: str, expected: int):
-    publisher = RabbitMQPublisher("shop", url=f"amqp://host?{query}", heartbeat=7)
-    assert publisher.hosts[0].heartbeat == expected
+@pytest.mark.parametrize(("query", "expected"), [("", 30), ("heartbeat=3", 3)])
+def test_the_url_may_set_the_heartbeat(query: str, expected: int):
+    assert RabbitMQPublisher("shop", url=f"amqp://host?{query}").hosts[0].heartbeat == expected

@@ -95,8 +95,6 @@ class RabbitMQCall(Call[Message]):
         destinations: Destinations,
     ) -> None:
         super().__init__(messages)
-        self.has_outcome = False
-        self.has_stalled = False
         self._submit = submit
         self._submit_trial = submit_trial
         self._destinations = destinations
@@ -199,8 +197,6 @@ class RabbitMQCall(Call[Message]):
 
     def _take_outcomes(self, indexes: Sequence[int], transmission: Transmission) -> None:
         self.take(indexes, transmission.outcomes)
-        self.has_outcome = self.has_outcome or any(transmission.outcomes)
-        self.has_stalled = self.has_stalled or None in transmission.outcomes
         self._destinations.trust({self._destination(index) for index in indexes if self.outcomes[index] is ACCEPTED})
         self._refusal = transmission.refusal or self._refusal
 

@@ -4,9 +4,6 @@ import abc
 import copy
 import logging
 import random
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,54 +16,30 @@ from django_outbox.brokers.rabbitmq.options import RabbitMQOptions
 from django_outbox.brokers.rabbitmq.wire import Loop, Wire, WireServices
 from django_outbox.utils.logs import logger
 
-AVOIDED_FOR = 300.0
-"""Minimum seconds for which a node that failed is tried last; at most twice that, so that relays return one by one."""
-
 CLOSE_TIMEOUT = 5.0
 """Seconds that the broker has to close the connection cleanly, before it is cut."""
 
 NO_RESPONSE = "no response in time"
 
 
-class Nodes:
-    """Remembers which nodes failed. Thread-safe.
+class RabbitMQConnection(ConnectionThread):
+    """One connection; its thread handles heartbeats and responses.
 
-    Each publisher or consumer prefers a random node, so that they spread over the cluster.
+    The nodes of a cluster are tried in random order, so that connections spread over them.
+
+    Args:
+        hosts: the nodes to try.
     """
 
-    def __init__(self, hosts: Sequence[pika.URLParameters], clock: Callable[[], float] = time.monotonic) -> None:
-        first = random.randrange(len(hosts))  # noqa: S311 (for load, not for security)
-        self._hosts = [*hosts[first:], *hosts[:first]]
-        self._avoided: dict[int, float] = {}
-        self._clock = clock
-        self._lock = threading.Lock()
-
-    def order(self) -> list[pika.URLParameters]:
-        now = self._clock()
-        with self._lock:
-            return sorted(self._hosts, key=lambda host: max(self._avoided.get(id(host), 0.0) - now, 0.0))
-
-    def note_failure(self, host: pika.URLParameters) -> None:
-        """Try this node last for 5 to 10 minutes."""
-        with self._lock:
-            seconds = AVOIDED_FOR * (1 + random.random())  # noqa: S311
-            self._avoided[id(host)] = self._clock() + seconds
-
-    def prefers_another(self, host: pika.URLParameters) -> bool:
-        """Return whether a connection opened now would go to another node than this one."""
-        return self.order()[0] is not host
-
-
-class RabbitMQConnection(ConnectionThread):
-    """One connection; its thread handles heartbeats and responses."""
-
     def __init__(
-        self, options: RabbitMQOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
+        self,
+        options: RabbitMQOptions,
+        hosts: Sequence[pika.URLParameters],
+        make_wire: Callable[[AbstractStreamProtocol], Wire],
     ) -> None:
         super().__init__(options.alias, "rabbitmq")
         self._timeout = options.timeout
-        self._nodes = nodes
-        self._untried_hosts = deque(nodes.order())
+        self._untried_hosts = random.sample(hosts, len(hosts))
         self._failures: list[str] = []
         self.host = self._untried_hosts[0]
         self._loop = Loop()
@@ -100,7 +73,7 @@ class RabbitMQConnection(ConnectionThread):
     # Connecting
 
     def _try_next(self) -> None:
-        self.host = host = self._untried_hosts.popleft()
+        self.host = host = self._untried_hosts.pop(0)
         self._has_timed_out = False
         self._connection = pika.SelectConnection(
             copy.copy(host), self._on_open, self._on_open_error, self._on_close, custom_ioloop=self._wire
@@ -138,7 +111,6 @@ class RabbitMQConnection(ConnectionThread):
             self._fail()
 
     def _note_failure(self, reason: str) -> None:
-        self._nodes.note_failure(self.host)
         self._failures.append(f"{self.address}: {reason}")
 
     def _fail(self) -> None:
@@ -151,8 +123,6 @@ class RabbitMQConnection(ConnectionThread):
         if not self._is_settled.is_set():
             self._on_open_error(connection, error)
             return
-        if not self.error:
-            self._nodes.note_failure(self.host)
         self._end(f"the connection to RabbitMQ at {self.address} {self._explain_loss(error)}")
         self._loop.stop()
 

@@ -10,7 +10,7 @@ from pika.channel import Channel
 
 from django_outbox.brokers.connection_thread import Intake
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
-from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, Nodes, RabbitMQConnection
+from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import MAX_SHORT, RabbitMQOptions, require_short_string
@@ -107,7 +107,6 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
         key_header: the header that carries a message's key.
         connect_timeout: seconds until a node that does not accept the connection is given up.
         timeout: seconds until connecting to all nodes is given up.
-        heartbeat: seconds between heartbeats, 0 for none, or None for the broker's own value.
         ssl: a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
         options: the options of every consumer; see `Consumer`.
     """
@@ -123,14 +122,13 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
         ConnectedConsumer.__post_init__(self)
         require_short_string("queue", self.queue, min_bytes=1)
         require_short_string("key_header", self.key_header, min_bytes=1)
-        self._nodes = Nodes(self.hosts)
 
     @property
     def source(self) -> str:
         return f"queue {self.queue!r} at {', '.join(f'{host.host}:{host.port}' for host in self.hosts)}"
 
     def _make_connection(self) -> "RabbitMQConsumerConnection":
-        return RabbitMQConsumerConnection(self, self._nodes)
+        return RabbitMQConsumerConnection(self)
 
 
 class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
@@ -138,8 +136,8 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
 
     kind = "consumer"
 
-    def __init__(self, consumer: RabbitMQConsumer, nodes: Nodes) -> None:
-        super().__init__(consumer, nodes, lambda connection: DeliveryWire(connection, self._on_delivery))
+    def __init__(self, consumer: RabbitMQConsumer) -> None:
+        super().__init__(consumer, consumer.hosts, lambda connection: DeliveryWire(connection, self._on_delivery))
         self._queue = consumer.queue
         self._key_header = consumer.key_header
         # While one batch is stored, the next one arrives.

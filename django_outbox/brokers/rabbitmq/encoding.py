@@ -74,6 +74,9 @@ SENT = ("content_type", "content_encoding", "headers", "delivery_mode", "message
 
 _TABLE, _ARRAY = b"F", b"A"
 
+_PERSISTENT = b"\x02"
+"""The delivery mode of messages that survive a restart of the broker in durable queues."""
+
 _MESSAGE_ID_LENGTH = b"\x24"
 
 DELIVERY_COUNT = "x-delivery-count"
@@ -118,11 +121,9 @@ class RabbitMQEncoder:
         *,
         exchange: str,
         mandatory: bool,
-        persistent: bool,
         key_header: str,
         content_type: str = "application/json",
     ) -> None:
-        self._delivery_mode = b"\x02" if persistent else b"\x01"
         self._key_header = key_header
         self._key_name = short_string("key_header", key_header)
         content = short_string("content_type", content_type) + short_string("content_encoding", "utf-8")
@@ -153,7 +154,7 @@ class RabbitMQEncoder:
             flags,
             len(headers).to_bytes(4, "big"),
             headers,
-            self._delivery_mode,
+            _PERSISTENT,
             correlation_id,
             _MESSAGE_ID_LENGTH,
             message.message_id.encode(),

@@ -36,8 +36,11 @@ OPTION_INSTEAD = {
 MIN_FRAME_MAX = 8192
 """Minimum frame size in bytes that RabbitMQ 4 accepts."""
 
+HEARTBEAT = 30
+"""Interval of AMQP heartbeats in seconds, unless the URL sets it."""
+
 MAX_SHORT = 65_535
-"""Maximum of AMQP numbers of 16 bits: the heartbeat interval, and the messages that are delivered ahead."""
+"""Maximum of AMQP numbers of 16 bits, such as the messages that are delivered ahead."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -52,19 +55,13 @@ class RabbitMQOptions:
     url: str | Sequence[str] = ()
     timeout: float = 30.0
     connect_timeout: float = 5.0
-    heartbeat: int | None = 30
     ssl: Mapping[str, str] | None = None
     hosts: tuple[pika.URLParameters, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
         require_seconds("connect_timeout", self.connect_timeout)
-        heartbeat = self.heartbeat
-        if heartbeat is not None and (type(heartbeat) is not int or not 0 <= heartbeat <= MAX_SHORT):
-            raise ImproperlyConfigured(
-                f"heartbeat is {heartbeat!r}; it must be whole seconds from 1 to {MAX_SHORT}, 0 for none, or None."
-            )
-        self.hosts = tuple(_read_url(*each, heartbeat) for each in URL.read(self.url))
+        self.hosts = tuple(_read_url(*each) for each in URL.read(self.url))
         if self.ssl is not None:
             _set_tls(self.hosts, self.ssl)
         for host in self.hosts:
@@ -83,7 +80,6 @@ class PublishingOptions(RabbitMQOptions):
     exchange: str = ""
     declare_exchange: str | None = None
     mandatory: bool = True
-    persistent: bool = True
     blocked_timeout: float = 30.0
     key_header: str = "outbox-key"
     format: str = PLAIN
@@ -99,8 +95,7 @@ class PublishingOptions(RabbitMQOptions):
             )
         if declared is not None and not self.exchange:
             raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
-        for option in ("mandatory", "persistent"):
-            require_flag(option, getattr(self, option))
+        require_flag("mandatory", self.mandatory)
         require_seconds("blocked_timeout", self.blocked_timeout)
         require_short_string("key_header", self.key_header)
         if not self.key_header:
@@ -119,7 +114,7 @@ class PublishingOptions(RabbitMQOptions):
         return self.timeout / STALL_SHARE
 
 
-def _read_url(url: str, parts: SplitResult, heartbeat: int | None) -> pika.URLParameters:
+def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
     if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
         raise URL.unreadable
     if parts.username is not None and parts.password is None:
@@ -138,7 +133,7 @@ def _read_url(url: str, parts: SplitResult, heartbeat: int | None) -> pika.URLPa
             f"Leave it out, or set it to {MIN_FRAME_MAX} or more."
         )
     if "heartbeat" not in query:
-        parameters.heartbeat = heartbeat
+        parameters.heartbeat = HEARTBEAT
     return parameters
 
 

@@ -1,7 +1,6 @@
 """A publisher for RabbitMQ: publisher confirms, many messages in flight, one connection for all threads."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +10,6 @@ from urllib.parse import quote
 from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
-from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.encoding import Encoded, RabbitMQEncoder, as_event
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.publisher_connection import (
@@ -20,7 +18,6 @@ from django_outbox.brokers.rabbitmq.publisher_connection import (
     TrialConnection,
 )
 from django_outbox.messages import Message, Outcome
-from django_outbox.utils.logs import logger
 from django_outbox.utils.threads import after_fork
 
 
@@ -44,22 +41,18 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     Args:
         alias: the publisher's name in the settings.
         url: `amqp://user:password@host:5672/vhost`, or `amqps://` for TLS; for a cluster, a list with a URL for each
-            node, of which one that responds is used. Its query may set `heartbeat`, `frame_max`, `channel_max`,
-            `locale`, `tcp_options` and `client_properties`.
+            node, of which one that responds is used. Its query may set `heartbeat` (30 seconds unless it does),
+            `frame_max`, `channel_max`, `locale`, `tcp_options` and `client_properties`.
         exchange: the exchange's name. If empty, the default exchange, where the routing key is the name of a queue.
         declare_exchange: `direct`, `topic`, `fanout` or `headers` to declare a durable exchange of that type when
             connecting; None if it exists.
         mandatory: whether a message that reaches no queue is rejected; otherwise the broker drops it, and it counts as
             accepted.
-        persistent: whether messages in durable queues survive a restart of the broker.
         timeout: seconds for connecting, all nodes together, and for the broker to respond while messages are
             unconfirmed. At most a day, like all timeouts.
         connect_timeout: seconds for connecting to one node; at most its share of `timeout`.
         blocked_timeout: seconds for which the broker may block the connection, as it does when it is short of memory
             or disk.
-        heartbeat: interval of AMQP heartbeats in seconds, up to 65,535. An idle connection that shows no activity is
-            closed after one to two intervals of `heartbeat` + 5 seconds. 0 disables heartbeats; None uses the broker's
-            suggestion. The URL's query takes precedence.
         ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
         key_header: the header that carries the message's key, unless the key is empty.
@@ -77,8 +70,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
 
     _connection: RabbitMQPublisherConnection | None = field(init=False)
     _trials: TrialConnection | None = field(init=False)
-    _retired: list[RabbitMQPublisherConnection] = field(init=False)
-    _silent_since: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +81,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         return RabbitMQEncoder(
             exchange=self.exchange,
             mandatory=self.mandatory,
-            persistent=self.persistent,
             key_header=self.key_header,
             content_type=STRUCTURED_CONTENT_TYPE if self.format == STRUCTURED else "application/json",
         ).encode
@@ -103,9 +93,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         return f"RabbitMQ at {nodes}, exchange {self.exchange!r}"
 
     def prepare(self) -> str:
-        connection = self._connection
-        if len(self.hosts) > 1 and connection is not None and self._nodes.prefers_another(connection.host):
-            self._retire(connection)
         return self._usable_connection().wait_until_ready()
 
     def check(self) -> Sequence[str]:
@@ -119,7 +106,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self.format != PLAIN:
             messages = [as_event(message, self.format, self.source) for message in messages]
-        began = time.monotonic()
         if self._destinations:
             self._destinations.update()
         transmission = None
@@ -128,7 +114,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             transmission = self._submit(messages)
             transmission.wait()
             if transmission.needs_no_trial:
-                self._silent_since = None
                 return transmission.complete()
         submit_trial = partial(self._submit, is_trial=True)
         call = RabbitMQCall(messages, self._submit, submit_trial, self._destinations)
@@ -136,22 +121,18 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             call.publish()
         else:
             call.take_transmission(range(len(messages)), transmission)
-        outcomes = call.result()
-        if call.has_outcome:
-            self._silent_since = None
-        elif call.has_stalled:
-            self._leave_silent_node(began)
-        return outcomes
+        return call.result()
 
     def name_destination(self, message: Message) -> str:
         return ":".join(filter(None, (self.exchange, message.destination)))
 
     def close(self) -> None:
         with self._lock:
-            connections = [*self._retired, *filter(None, (self._connection, self._trials))]
-            self._connection, self._trials, self._retired = None, None, []
+            connections = self._connection, self._trials
+            self._connection, self._trials = None, None
         for connection in connections:
-            connection.close()
+            if connection is not None:
+                connection.close()
 
     def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> Transmission:
         transmission = Transmission(messages, self._encode)
@@ -163,14 +144,14 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     def _usable_connection(self) -> RabbitMQPublisherConnection:
         with self._lock:
             if self._connection is None or not self._connection.accepts_more:
-                self._connection = RabbitMQPublisherConnection(self, self._nodes)
+                self._connection = RabbitMQPublisherConnection(self, self.hosts)
             return self._connection
 
     def _usable_trials(self) -> TrialConnection:
         """Return a separate connection for trials, because a message that tries a sick queue stalls its connection."""
         with self._lock:
             if self._trials is None or not self._trials.accepts_more:
-                self._trials = TrialConnection(self, self._nodes)
+                self._trials = TrialConnection(self, self.hosts)
             return self._trials
 
     def _end_trials(self) -> None:
@@ -180,38 +161,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             if trials is not None:
                 trials.retire()
 
-    def _retire(self, connection: RabbitMQPublisherConnection) -> None:
-        """Retire a connection after the transmissions in hand. The next one is sent over a new connection."""
-        with self._lock:
-            if connection is self._connection:
-                self._connection = None
-                self._retired = [*(each for each in self._retired if each.is_alive), connection]
-        connection.retire()
-
-    def _leave_silent_node(self, began: float) -> None:
-        """Try another node of the cluster if this one has confirmed nothing for a while, although it responds."""
-        if self._silent_since is None:
-            self._silent_since = began
-        connection = self._connection
-        if connection is None or len(self.hosts) == 1:
-            return
-        seconds = time.monotonic() - self._silent_since
-        if seconds >= self.stall_timeout:
-            self._silent_since = None
-            logger.warning(
-                "Publisher %(publisher)r: RabbitMQ at %(address)s has confirmed nothing for %(seconds).0f s; trying "
-                "another node",
-                event="broker.confirms_nothing",
-                publisher=self.alias,
-                address=connection.address,
-                seconds=seconds,
-            )
-            self._nodes.note_failure(connection.host)
-            self._retire(connection)
-
     def _start_over(self) -> None:
         self._lock = threading.Lock()
-        self._nodes = Nodes(self.hosts)
         self._destinations = Destinations(self.alias)
-        self._connection, self._trials, self._retired = None, None, []
-        self._silent_since = None
+        self._connection, self._trials = None, None

@@ -16,7 +16,7 @@ from pika.spec import Basic, BasicProperties
 from pika.spec import Connection as ConnectionMethods
 
 from django_outbox.brokers.call import PendingCall
-from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
+from django_outbox.brokers.rabbitmq.connection import RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import Encoded
 from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
@@ -272,8 +272,8 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     kind = "publisher"
 
-    def __init__(self, options: PublishingOptions, nodes: Nodes) -> None:
-        super().__init__(options, nodes, lambda connection: ConfirmWire(connection, self._on_confirm))
+    def __init__(self, options: PublishingOptions, hosts: Sequence[pika.URLParameters]) -> None:
+        super().__init__(options, hosts, lambda connection: ConfirmWire(connection, self._on_confirm))
         self._options = options
         self._lock = Lock()
         self._unsent: deque[Transmission] = deque()
@@ -451,7 +451,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             # pika ends a connection that stays blocked; a blocked broker owes no response.
             self._restart_clocks()
         elif self._seconds_waiting >= timeout:
-            self._nodes.note_failure(self.host)
             self._end(f"RabbitMQ at {self.address} has not responded for {timeout:g} s")
             self._cut()
         elif self._seconds_waiting >= self._options.stall_timeout:
@@ -462,7 +461,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         """Connect to the node again. If it responds, the node is not the reason that messages are not confirmed."""
         if not self._is_probing:
             self._is_probing = True
-            self._probe = Probe(self._options, Nodes([self.host]), partial(self._call, self._abandon_stalled))
+            self._probe = Probe(self._options, [self.host], partial(self._call, self._abandon_stalled))
 
     def _abandon_stalled(self) -> None:
         """Give back the transmissions that the broker does not confirm, although it responds, and accept no more.
@@ -549,9 +548,11 @@ class TrialConnection(RabbitMQPublisherConnection):
 class Probe(TrialConnection):
     """Connects to a node, and ends as soon as it could be used; `report` is called on its thread then."""
 
-    def __init__(self, options: PublishingOptions, nodes: Nodes, report: Callable[[], object]) -> None:
+    def __init__(
+        self, options: PublishingOptions, hosts: Sequence[pika.URLParameters], report: Callable[[], object]
+    ) -> None:
         self._report = report
-        super().__init__(options, nodes)
+        super().__init__(options, hosts)
 
     def _note_ready(self, text: str) -> None:
         super()._note_ready(text)
