@@ -32,6 +32,9 @@ def is_reserved(header: str) -> bool:
     return header[: len(RESERVED_PREFIX)].lower() == RESERVED_PREFIX
 
 
+REDELIVERED_AT = "outbox-redelivered-at"
+"""The header of a message that an operator has delivered again: the time at which that was requested."""
+
 DJANGO_TASK = "django.task"
 """The type of messages that run Django's tasks: their payload names the task, so none comes from outside."""
 

@@ -230,7 +230,7 @@ class MessageList(ChangeList):
         self.can_show_all = self.show_full_result_count = False
         # If it differs from result_count, Django shows it next to the search box with a link to the whole list.
         self.full_result_count = None if self.query else self.result_count
-        self.show_admin_actions = bool(self.result_count and (self.query or self.state != Status.PROCESSED))
+        self.show_admin_actions = self.result_count > 0
 
     def _by_id(self, ids: Any) -> Any:
         return self.root_queryset.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")

@@ -8,7 +8,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import Q
 
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, StreamPosition
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status, StreamPosition
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.locks import find_leased, lease_number
@@ -35,14 +35,22 @@ def read_targets(messages: Any) -> list[Target]:
     return [Target(*row) for row in messages.values_list(*Target._fields)]
 
 
-def read_streamed(ids: Sequence[int], using: str, *, lock: bool = False) -> list[Target]:
-    """Return the messages that wait in streams. A held message blocks its key."""
-    targets = read_targets(messages_with(ids, using).waiting_in_streams(lock=lock))
+def read_streamed(ids: Sequence[int], using: str, state: Status, *, lock: bool = False) -> list[Target]:
+    """Return the messages that streams have delivered, or that wait in them. A held message blocks its key."""
+    messages = messages_with(ids, using)
+    if state is Status.PROCESSED:
+        return read_targets(messages.delivered_in_streams())
+    targets = read_targets(messages.waiting_in_streams(lock=lock))
     return [target._replace(blocks_key=bool(target.partition)) for target in targets]
 
 
-def lock_streamed(ids: Sequence[int], using: str) -> list[Target]:
-    """Lock the streams of messages that wait in them, and return these messages; none if relays keep the streams."""
+def lock_streamed(ids: Sequence[int], using: str, state: Status) -> list[Target]:
+    """Lock the streams of messages that wait in them, and return these messages; none if relays keep the streams.
+
+    For messages that streams have delivered, nothing needs a lock: relays do not look at them again.
+    """
+    if state is Status.PROCESSED:
+        return read_streamed(ids, using, state)
     store = get_store(connections[using])
     if not store.streams:
         return []
@@ -53,7 +61,7 @@ def lock_streamed(ids: Sequence[int], using: str) -> list[Target]:
     try:
         with transaction.atomic(using=using):
             store.limit_lock_waits(STREAM_PATIENCE)
-            targets = read_streamed(ids, using, lock=True)
+            targets = read_streamed(ids, using, state, lock=True)
             store.limit_lock_waits(None)
     except OperationalError as error:
         if not store.is_conflict(error):
@@ -62,8 +70,9 @@ def lock_streamed(ids: Sequence[int], using: str) -> list[Target]:
     return targets
 
 
-def lock_failed(ids: Sequence[int], using: str) -> list[Target]:
-    return read_targets(messages_with(ids, using).failed().select_for_update())
+def lock_settled(ids: Sequence[int], using: str, state: Status) -> list[Target]:
+    """Lock the messages among `ids` that are in this state, failed or processed, and return them."""
+    return read_targets(messages_with(ids, using).with_status(state).select_for_update())
 
 
 def lock_pending(ids: Sequence[int], using: str) -> list[Target]:

@@ -16,6 +16,7 @@ from django_outbox.admin.editing import EditForm
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
     CANCEL,
+    DELIVER_AGAIN,
     DISCARD,
     HOLD,
     NOT_TYPED,
@@ -56,7 +57,7 @@ def _permission(name: str) -> Callable[[Any, HttpRequest], bool]:
 class OperationsAdmin(ReadOnly):
     """The part of the admin of messages that changes them."""
 
-    actions = ("requeue", "discard", "retry_now", "hold", "cancel")
+    actions = ("requeue", "discard", "deliver_again", "retry_now", "hold", "cancel")
 
     has_requeue_permission = _permission(REQUEUE.permission)
     has_discard_permission = _permission(DISCARD.permission)
@@ -66,6 +67,7 @@ class OperationsAdmin(ReadOnly):
 
     requeue = _action(REQUEUE, "requeue", _("Requeue selected failed messages"))
     discard = _action(DISCARD, "discard", _("Discard selected failed messages"))
+    deliver_again = _action(DELIVER_AGAIN, "requeue", _("Deliver selected processed messages again"))
     retry_now = _action(RETRY_NOW, "requeue", _("Retry selected pending messages now"))
     hold = _action(HOLD, "hold", _("Hold selected pending messages"))
     cancel = _action(CANCEL, "cancel", _("Cancel selected pending messages"))

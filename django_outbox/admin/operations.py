@@ -18,8 +18,8 @@ from django_outbox.admin.display import number
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.locking import (
     Target,
-    lock_failed,
     lock_pending,
+    lock_settled,
     lock_streamed,
     messages_with,
     read_streamed,
@@ -64,7 +64,7 @@ class Operation:
     label: Any
     title: Any
     explanation: Any
-    blocking: Any
+    blocking: Any = ""
     not_blocking: Any = ""
     button: Any
     done: Any
@@ -110,6 +110,24 @@ DISCARD = Operation(
     run=lambda messages, by, reason: discard(messages, by=by),
 )
 
+DELIVER_AGAIN = Operation(
+    name="deliver_again",
+    permission="django_outbox.requeue_outboxmessage",
+    state=Status.PROCESSED,
+    label=_("Deliver again"),
+    title=_("Deliver processed messages again"),
+    explanation=_(
+        "Consumers receive them again with the same message ID, and a header that marks the repetition. Consumers that "
+        "discard duplicates by message ID ignore them."
+    ),
+    not_blocking=_("Later messages with the same key that are still pending are delivered afterwards."),
+    button=ngettext_lazy("Deliver %(count)s message again", "Deliver %(count)s messages again", "number"),
+    done=ngettext_lazy(
+        "%(count)s processed message is due again.", "%(count)s processed messages are due again.", "number"
+    ),
+    run=lambda messages, by, reason: messages.deliver_again(),
+)
+
 RETRY_NOW = Operation(
     name="retry_now",
     permission="django_outbox.requeue_outboxmessage",
@@ -149,9 +167,9 @@ CANCEL = Operation(
     run=lambda messages, by, reason: messages.cancel(reason),
 )
 
-OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW, HOLD, CANCEL)
+OPERATIONS = (REQUEUE, DISCARD, DELIVER_AGAIN, RETRY_NOW, HOLD, CANCEL)
 
-OF_STREAMS = (HOLD, CANCEL)
+OF_STREAMS = (DELIVER_AGAIN, HOLD, CANCEL)
 """The operations that messages in streams can have: retrying would not change them."""
 
 BLOCKING = ngettext_lazy("%(count)s message blocks its key.", "%(count)s messages block their keys.", "number")
@@ -179,7 +197,7 @@ def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
     """Return the messages among `ids` that the operation would change, from the database that it will write to."""
     using = router.db_for_write(OutboxMessage)
     targets = read_targets(messages_with(ids, using).with_status(operation.state))
-    return targets + read_streamed(ids, using) if operation in OF_STREAMS else targets
+    return targets + read_streamed(ids, using, operation.state) if operation in OF_STREAMS else targets
 
 
 def describe_confirmation(operation: Operation, targets: Sequence[Target], *, more: bool = False) -> dict[str, Any]:
@@ -234,8 +252,9 @@ def change(operation: Operation, ids: Sequence[int], using: str, *, by: str, rea
     Pending messages that a relay is delivering are left out.
     """
     # First those of streams: from there, a relay moves messages to the table.
-    targets = lock_streamed(ids, using) if operation in OF_STREAMS else []
-    targets += lock_failed(ids, using) if operation.state is Status.FAILED else lock_pending(ids, using)
+    targets = lock_streamed(ids, using, operation.state) if operation in OF_STREAMS else []
+    is_pending = operation.state is Status.PENDING
+    targets += lock_pending(ids, using) if is_pending else lock_settled(ids, using, operation.state)
     locked = messages_with([target.id for target in targets], using)
     return Applied(targets, operation.run(locked, by, reason) if targets else 0)
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, CharField, Func, Lookup, TextField, Value
+from django.db.models import BigIntegerField, CharField, Func, JSONField, Lookup, TextField, Value
 from django.db.models.functions import Now
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -23,6 +23,36 @@ class DatabaseNow(Now):
         self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
     ) -> tuple[str, Any]:
         template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')"
+        return self.as_sql(compiler, connection, template=template, **extra_context)
+
+
+JSON_SET = """JSON_SET(%(expressions)s, '$."%(name)s"', {time})"""
+
+
+class WithCurrentTime(Func):
+    """A JSON object with a name added to it, which has the start of the statement as its value: ISO 8601, in UTC."""
+
+    output_field = JSONField()
+
+    def __init__(self, object: Any, name: str) -> None:
+        super().__init__(object)
+        self.extra["name"] = name
+
+    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any) -> tuple[str, Any]:
+        time = "DATE_FORMAT(UTC_TIMESTAMP(6), '%%%%Y-%%%%m-%%%%dT%%%%H:%%%%i:%%%%s.%%%%fZ')"
+        return self.as_sql(compiler, connection, template=JSON_SET.format(time=time), **extra_context)
+
+    def as_sqlite(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> tuple[str, Any]:
+        time = "STRFTIME('%%%%Y-%%%%m-%%%%dT%%%%H:%%%%M:%%%%fZ', 'NOW')"
+        return self.as_sql(compiler, connection, template=JSON_SET.format(time=time), **extra_context)
+
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> tuple[str, Any]:
+        time = """to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+        template = f"%(expressions)s || jsonb_build_object('%(name)s', {time})"
         return self.as_sql(compiler, connection, template=template, **extra_context)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
+from django.utils.dateparse import parse_datetime
 
 from django_outbox.brokers.options import require_choice, require_flag
 from django_outbox.brokers.publisher import TransactionalPublisher
@@ -29,6 +30,7 @@ from django_outbox.handlers.time_limits import call_within, too_slow
 from django_outbox.messages import (
     ACCEPTED,
     MAX_ERROR_LENGTH,
+    REDELIVERED_AT,
     Message,
     Outcome,
     OutcomeKind,
@@ -267,10 +269,18 @@ def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, u
     """Insert a message for each handler, in the current transaction.
 
     They have the payload as it is in the database, and their own keys, so that handlers do not wait for each other.
-    A message that was split before is not inserted again.
+    A message that was split before is not inserted again. If it is delivered again, so are the messages of its handlers
+    that were processed before.
     """
     store = get_store(connections[using])
-    store.insert_missing([_make(message, each.name, publisher) for each in handlers])
+    made = [_make(message, each.name, publisher) for each in handlers]
+    store.insert_missing(made)
+    requested = message.headers.get(REDELIVERED_AT)
+    if isinstance(requested, str):
+        rows = OutboxMessage.objects.using(using).filter(
+            publisher=publisher, processed_at__lte=parse_datetime(requested)
+        )
+        rows.filter(message_id__in=[each.message_id for each in made]).deliver_again()
 
 
 def restore(message: Message) -> Message:

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
-from django.db.models import ExpressionWrapper, Q
+from django.db.models import ExpressionWrapper, F, Q
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField, TransactionIdField, uuid7
-from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.functions import DatabaseNow, WithCurrentTime
 from django_outbox.db.indexes import PortableIndex
-from django_outbox.messages import MAX_ERROR_LENGTH
+from django_outbox.messages import MAX_ERROR_LENGTH, REDELIVERED_AT
 from django_outbox.models.positions import StreamPosition
 from django_outbox.utils.text import shorten
 
@@ -42,6 +42,14 @@ STREAMED = Q(available_at__isnull=True, processed_at__isnull=True, failed_at__is
 
 HAS_KEY = ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField())
 """Whether a message has a key, which it blocks while it is pending."""
+
+AS_NEW: dict[str, Any] = {
+    "available_at": DatabaseNow(),
+    "attempts": 0,
+    "blocks_key": HAS_KEY,
+    "dead_lettered_at": None,
+}
+"""The values of a message that is to be delivered as if it were new."""
 
 BATCH_SIZE = 1000
 """Number of rows that one statement reads or changes, so that it holds locks for milliseconds only."""
@@ -72,7 +80,7 @@ class Status(models.TextChoices):
 
 
 class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
-    """Selects messages by state, and requeues failed messages."""
+    """Selects messages by state, and makes them pending again."""
 
     def with_status(self, status: Status) -> "OutboxMessageQuerySet":
         """Return the messages in this state."""
@@ -107,6 +115,11 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             found = list(positions.filter(pk__in=[each.pk for each in found]).select_for_update())
         return self.streamed().filter(reduce(or_, [each.ahead for each in found], Q(pk__in=[])))
 
+    def delivered_in_streams(self) -> "OutboxMessageQuerySet":
+        """Return the messages in this queryset that streams have delivered."""
+        positions = StreamPosition.objects.using(self.db).with_server()
+        return self.streamed().filter(reduce(or_, [each.behind for each in positions], Q(pk__in=[])))
+
     def due(self) -> "OutboxMessageQuerySet":
         """Return the pending messages that are due by the database's clock."""
         return self.filter(available_at__lte=DatabaseNow())
@@ -132,13 +145,19 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
 
         One UPDATE, which leaves messages in other states unchanged. Returns the number of requeued messages.
         """
-        return self.failed().update(
-            failed_at=None,
-            available_at=DatabaseNow(),
-            attempts=0,
-            blocks_key=HAS_KEY,
-            dead_lettered_at=None,
-        )
+        return self.failed().update(failed_at=None, **AS_NEW)
+
+    def deliver_again(self) -> int:
+        """Make the processed messages in this queryset pending again, and return their number.
+
+        They keep their `message_id`, and get the header `outbox-redelivered-at` with the current time. Messages with
+        the same key are delivered in order again; later ones that are still pending wait for them. Messages that a
+        stream has delivered are moved to the table.
+        """
+        values = {**AS_NEW, "xid": None, "headers": WithCurrentTime(F("headers"), REDELIVERED_AT)}
+        with self._changing():
+            streamed = self.delivered_in_streams().update(**values)
+            return streamed + self.processed().update(processed_at=None, **values)
 
     def retry_now(self) -> int:
         """Make the pending messages in this queryset due now, whatever they wait for, and return their number.
@@ -373,7 +392,7 @@ class OutboxMessage(models.Model):
         positions = StreamPosition.objects.using(self._state.db).with_server()
         position = positions.filter(publisher=self.publisher).first()
         rows = OutboxMessage.objects.using(self._state.db)
-        return position is not None and rows.streamed().filter(~position.ahead, pk=self.pk).exists()
+        return position is not None and rows.streamed().filter(position.behind, pk=self.pk).exists()
 
     @property
     def is_streamed(self) -> bool:

@@ -79,3 +79,8 @@ class StreamPosition(models.Model):
             if self._copied_by is not None:
                 ahead |= Q(xid__gt=self._copied_by, xid__lte=Writer("id"))
         return ahead & Q(publisher=self.publisher)
+
+    @property
+    def behind(self) -> Q:
+        """The condition of the stream's messages that are delivered."""
+        return ~self.ahead & Q(publisher=self.publisher)

@@ -70,6 +70,22 @@ class TestOperations:
         assert statuses(using) == {left: Status.FAILED}
         assert logged() == [(str(chosen), DELETION, "1 message was discarded. 1 order.created.")]
 
+    def test_deliver_again_makes_the_selected_messages_pending(self, using: str, admin_client: Client):
+        chosen, other, left = put(Status.PROCESSED, 3, using=using, attempts=7, key="order-7")
+        page = act(admin_client, "deliver_again", [chosen, other], "?state=processed")
+        assert statuses(using)[chosen] is Status.PROCESSED, "nothing is done before it is confirmed"
+        assert "Deliver 2 messages again" in text(page)
+        assert page.context["effects"] == [
+            "2 messages do not block their keys. Later messages with the same key that are still pending are delivered "
+            "afterwards."
+        ]
+        OutboxMessage.objects.using(using).filter(pk=other).delete()
+        response = confirm(admin_client, page)
+        assert notices(response)[0].startswith("1 processed message is due again. 1 message was left alone")
+        assert statuses(using) == {chosen: Status.PENDING, left: Status.PROCESSED}
+        assert OutboxMessage.objects.using(using).due().get().attempts == 0
+        assert logged() == [(str(chosen), CHANGE, "1 processed message is due again. 1 order.created.")]
+
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
     def test_skip_messages_that_are_no_longer_failed(self, using: str, admin_client: Client, operation: str):
         ids = put(Status.FAILED, 4, using=using)
@@ -273,7 +289,7 @@ class TestDetailPage:
         [
             (Status.FAILED, {"requeue", "discard"}),
             (Status.PENDING, {"retry_now", "hold", "cancel"}),
-            (Status.PROCESSED, set()),
+            (Status.PROCESSED, {"deliver_again"}),
         ],
     )
     def test_has_buttons_for_what_applies_to_its_state(
@@ -291,6 +307,13 @@ class TestDetailPage:
 
 
 class TestPermissions:
+    def test_delivering_again_requires_the_permission_to_requeue(self):
+        (id,) = put(Status.PROCESSED)
+        assert client_with("view", "discard").post(url("deliver_again"), {"ids": id}).status_code == 403
+        client = client_with("view", "requeue")
+        confirm(client, client.post(url("deliver_again"), {"ids": id}))
+        assert statuses() == {id: Status.PENDING}
+
     @pytest.mark.parametrize(("mine", "other"), [("requeue", "discard"), ("discard", "requeue")])
     def test_each_operation_requires_its_own_permission(self, mine: str, other: str):
         client = client_with("view", mine)
@@ -329,9 +352,9 @@ class TestPermissions:
     ("state", "offered"),
     [
         ("failed", {"requeue", "discard"}),
-        ("all", {"requeue", "discard", "retry_now", "hold", "cancel"}),
+        ("all", {"requeue", "discard", "deliver_again", "retry_now", "hold", "cancel"}),
         ("pending", {"retry_now", "hold", "cancel"}),
-        ("processed", set()),
+        ("processed", {"deliver_again"}),
     ],
 )
 def test_actions_are_offered_for_the_states_that_the_list_contains(admin_client: Client, state: str, offered: set[str]):

@@ -201,12 +201,28 @@ def test_the_operations_on_pending_messages_find_them_by_id(using: str, admin_cl
     assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
 
 
-@pytest.mark.parametrize("filters", [["--failed-after", "1w"], ["--failed-before", "1h"], []])
+@pytest.mark.parametrize("filters", [["--after", "1w"], ["--before", "1h"], []])
 def test_the_command_reads_the_failed_messages_by_their_index(using: str, filters: list[str]):
     def dry_run() -> None:
         call_command("outbox_requeue", "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
 
     assert examine(using, dry_run) == 1
+
+
+@pytest.mark.parametrize("filters", [["--after", "1w"], ["--before", "1h"], ["--all"]])
+def test_the_command_reads_the_processed_messages_by_their_index(using: str, filters: list[str]):
+    def dry_run() -> None:
+        call_command("outbox_requeue", "--processed", "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
+
+    assert examine(using, dry_run) == 1
+
+
+@pytest.mark.parametrize("operation", ["requeue", "deliver_again"])
+def test_the_operations_on_settled_messages_find_them_by_id(using: str, admin_client: Client, operation: str):
+    state = Status.FAILED if operation == "requeue" else Status.PROCESSED
+    ids = OutboxMessage.objects.using(using).with_status(state).values_list("pk", flat=True)[:3]
+    fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
+    assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
 
 
 def run_on_group(operation: Operation, group: Group) -> int:

@@ -71,7 +71,7 @@ def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, 
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     put(Status.FAILED)
     out = run("default", "--all", *flags)
-    assert ("Discard 1 message? They cannot be brought back. [y/N]" in out) is (flags == [])
+    assert ("Discard 1 failed message? They cannot be brought back. [y/N]" in out) is (flags == [])
     assert (statuses() == {}) is done
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from django_outbox.db.functions import MatchesPattern
 from django_outbox.management.arguments import moment
 from django_outbox.management.commands import outbox_requeue
-from django_outbox.models import OutboxMessage, Status
+from django_outbox.models import CommandEntry, OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.support.admin.tools import put
 from tests.support.messages import ago, row, rows
@@ -50,6 +50,44 @@ def test_requeues_failed_messages_and_nothing_else(using: str):
     assert pending(using) == sorted([failed, waiting])
     del before[failed], after[failed]
     assert after == before
+
+
+class TestProcessed:
+    @pytest.mark.parametrize(
+        ("filters", "chosen"),
+        [
+            (["--all"], [0, 1, 2, 3]),
+            (["--type", "order.*", "--key", "k"], [0, 1]),
+            (["--after", "150m", "--before", "30m"], [1, 2]),
+            (["--publisher", "default", "--limit", "2"], [0, 1]),
+            (["--error-class", "*.Timeout"], []),
+        ],
+    )
+    def test_requeues_processed_messages_by_the_same_filters(self, using: str, filters: list[str], chosen: list[int]):
+        ids = [
+            *put(Status.PROCESSED, using=using, key="k", age=3 * 3600),
+            *put(Status.PROCESSED, using=using, key="k", age=2 * 3600),
+            *put(Status.PROCESSED, using=using, key="k", type="invoice", age=3600),
+            *put(Status.PROCESSED, using=using),
+        ]
+        put(Status.FAILED, using=using, key="k", age=2 * 3600)
+        out = run(using, "--processed", *filters)
+        assert pending(using) == [ids[n] for n in chosen]
+        found = f"Found {len(chosen)} processed message{'' if len(chosen) == 1 else 's'}."
+        assert found in out.splitlines()
+
+    def test_asks_and_states_what_consumers_see(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+        put(Status.PROCESSED)
+        assert "Requeue 1 processed message? Consumers receive them again. [y/N]" in run(
+            "default", "--processed", "--all"
+        )
+        assert pending("default") == []
+
+    def test_is_recorded_with_its_state(self, using: str):
+        put(Status.PROCESSED, using=using)
+        run(using, "--processed", "--all")
+        assert CommandEntry.objects.using(using).get().arguments == "--processed --all"
 
 
 @pytest.mark.parametrize(
@@ -144,13 +182,13 @@ def test_a_publisher_is_chosen_by_its_alias(using: str, settings: Any):
 @pytest.mark.parametrize(
     ("arguments", "positions"),
     [
-        (["--failed-after", "2h"], [2, 3]),
-        (["--failed-before", "2h"], [0, 1]),
-        (["--failed-after", "1d", "--failed-before", "30m"], [1, 2]),
-        (["--failed-before", "1w"], []),
-        (["--failed-after", "{hours_2}"], [2, 3]),
-        (["--failed-before", "{hours_2}"], [0, 1]),
-        (["--failed-after", "{naive_2}", "--failed-before", "30m"], [2]),
+        (["--after", "2h"], [2, 3]),
+        (["--before", "2h"], [0, 1]),
+        (["--after", "1d", "--before", "30m"], [1, 2]),
+        (["--before", "1w"], []),
+        (["--after", "{hours_2}"], [2, 3]),
+        (["--before", "{hours_2}"], [0, 1]),
+        (["--after", "{naive_2}", "--before", "30m"], [2]),
     ],
 )
 def test_times_are_taken_as_given_or_as_an_age(using: str, arguments: list[str], positions: list[int]):
@@ -219,7 +257,7 @@ def test_where_nothing_matches_it_reports_what_else_there_is(using: str):
         "2 failed messages match --error-class alone.",
         "5 failed messages have other keys: order-7 (3), (none) (2).",
     ]
-    (line,) = run(using, "--failed-before", "30d").splitlines()[2:]
+    (line,) = run(using, "--before", "30d").splitlines()[2:]
     assert re.fullmatch(r"5 failed messages failed between [\d-]{10} [\d:+]+ and [\d-]{10} [\d:+]+\.", line)
 
 
@@ -300,7 +338,7 @@ def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, 
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     put(Status.FAILED)
     out = run("default", "--all", *flags)
-    assert ("Requeue 1 message? [y/N]" in out) is (flags == [])
+    assert ("Requeue 1 failed message? [y/N]" in out) is (flags == [])
     assert bool(pending("default")) is done
 
 
@@ -313,14 +351,14 @@ def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, 
         (["--database", "nowhere", "--all"], "There is no database 'nowhere'; DATABASES has default, mariadb"),
         (["--publisher", "nobody"], "There is no publisher 'nobody'; OUTBOX has default"),
         (
-            ["--failed-after", "yesterday"],
-            "--failed-after: 'yesterday' is not a valid time: use one such as 2026",
+            ["--after", "yesterday"],
+            "--after: 'yesterday' is not a valid time: use one such as 2026",
         ),
-        (["--failed-before", "2026-02-30"], "--failed-before: '2026-02-30' is not a valid time"),
-        (["--failed-before", "2026-02-01T25:00"], "'2026-02-01T25:00' is not a valid time"),
-        (["--failed-before", "99999w"], "--failed-before: '99999w' is more than a hundred years ago"),
-        (["--failed-after", "2h", "--failed-before", "1d"], "--failed-after must be earlier than --failed-before"),
-        (["--failed-after", "2026-02-02", "--failed-before", "2026-02-02"], "--failed-after must be earlier"),
+        (["--before", "2026-02-30"], "--before: '2026-02-30' is not a valid time"),
+        (["--before", "2026-02-01T25:00"], "'2026-02-01T25:00' is not a valid time"),
+        (["--before", "99999w"], "--before: '99999w' is more than a hundred years ago"),
+        (["--after", "2h", "--before", "1d"], "--after must be earlier than --before"),
+        (["--after", "2026-02-02", "--before", "2026-02-02"], "--after must be earlier"),
         (["--all", "--limit", "0"], "--limit: '0' is not a whole number of at least 1"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.support.admin.tools import put, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-FILTERS = ("--type", "order.*", "--type", "invoice", "--failed-before", "2030-05-31T08:30+00:00", "--limit", "2")
+FILTERS = ("--type", "order.*", "--type", "invoice", "--before", "2030-05-31T08:30+00:00", "--limit", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def run(name: str, *arguments: str, using: str = "default") -> str:
 CASES = [
     pytest.param(
         ("outbox_requeue", *FILTERS, "--reason", "queue mended"),
-        "--type order.* --type invoice --failed-before 2030-05-31 10:30:00+02:00 --limit 2",
+        "--type order.* --type invoice --before 2030-05-31 10:30:00+02:00 --limit 2",
         "2 messages were requeued.",
         id="requeue",
     ),

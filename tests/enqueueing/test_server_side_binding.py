@@ -65,7 +65,7 @@ def test_every_statement_of_callers_and_relays_runs(using: str, scripted: Script
     assert written(using) == {
         "keyed": done, "late": pending, "plain": done, "failed": Status.FAILED, "retried": pending,
     }  # fmt: skip
-    call_command("outbox_requeue", "--database", using, "--key", "f", "--type", "*", "--failed-after", "1h")
+    call_command("outbox_requeue", "--database", using, "--key", "f", "--type", "*", "--after", "1h")
     assert written(using)["failed"] is pending
     OutboxMessage.objects.using(using).processed().update(processed_at=ago(days=30))
     assert purge(using=using) == 2

@@ -52,7 +52,7 @@ PLACES = {
     # The headers of a request of HTTP.
     "monitoring/views.py": {"metrics"},
     # Carried, or counted.
-    "models/message.py": {"OutboxMessage"},
+    "models/message.py": {"OutboxMessage", "OutboxMessageQuerySet"},
     "relay/batch.py": {"Batch"},
     "relay/dead_letters.py": {"_copy"},
     "retention/archive/lines.py": {"", "decode", "reason_not_restorable"},

@@ -6,17 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from typing import Any
 from unittest import mock
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import connections
 from django.test import Client
 
 from django_outbox import OutboxMessage
 from django_outbox.admin import locking
-from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, Operation, apply, find_targets
+from django_outbox.admin.operations import CANCEL, DELIVER_AGAIN, HOLD, RETRY_NOW, Operation, apply, find_targets
 from django_outbox.conf import get_settings
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
@@ -28,7 +30,7 @@ from django_outbox.relay.sources import StreamFirst, stream
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
 from tests.support.admin.tools import CHANGELIST, url
-from tests.support.messages import put, rows
+from tests.support.messages import ago, put, rows
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.routers import ROUTERS
 
@@ -104,6 +106,39 @@ def test_messages_of_a_stream_that_no_relay_has_served_can_be_held_in_the_admin(
     ids = put(2, PG)
     assert apply(HOLD, ids, admin_user.pk).changed == 2
     assert drain() == 0
+
+
+def test_messages_that_a_stream_has_delivered_can_be_delivered_again_in_the_admin(
+    admin_user: User, admin_client: Client, settings: Any, scripted: Script
+):
+    settings.DATABASE_ROUTERS = ROUTERS[PG]
+    first, last = put(2, PG, keys=1)
+    drain()
+    waiting = put(1, PG, keys=1)
+    with delivering():
+        assert apply(DELIVER_AGAIN, [first, last, *waiting], admin_user.pk).changed == 2
+    assert scripted.published() == [first, last, *waiting]
+    assert drain() == 2
+    assert scripted.published()[3:] == [first, last]
+    assert find_targets(DELIVER_AGAIN, [first]) != []
+    page = admin_client.get(f"{CHANGELIST}?state=streamed").content.decode()
+    assert '<option value="deliver_again">' in page
+
+
+def test_the_command_finds_delivered_messages_of_a_stream_by_the_time_at_which_they_were_enqueued(scripted: Script):
+    old, between, new = put(3, PG)
+    the(old).update(occurred_at=ago(hours=5))
+    the(between).update(xid=None, processed_at=ago(hours=1))
+    drain()
+    waiting = put(1, PG)
+    for filters, chosen in ((["--after", "2h", "--limit", "1"], [between]), (["--all"], [old, new])):
+        call_command("outbox_requeue", "--database", PG, "--processed", *filters, stdout=StringIO())
+        found = OutboxMessage.objects.using(PG).pending().order_by("pk").values_list("pk", flat=True)
+        assert [*found] == chosen
+        if chosen == [between]:
+            the(between).delete()
+    drain()
+    assert set(scripted.published()[-3:]) == {old, new, *waiting}
 
 
 @pytest.mark.parametrize("operation", [HOLD, CANCEL], ids=lambda operation: operation.name)

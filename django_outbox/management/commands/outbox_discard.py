@@ -4,33 +4,32 @@ from django.core.management.base import CommandError
 
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.management.failed import FailedMessagesCommand
-from django_outbox.models import OutboxMessageQuerySet
+from django_outbox.management.selection import SelectionCommand
+from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.retention import discard
 
 
-class Command(FailedMessagesCommand):
+class Command(SelectionCommand):
     help = (
         "Delete failed messages permanently; messages that waited behind them follow.\n"
         "The command shows what it found, and asks for confirmation on a terminal."
     )
     examples = """
   manage.py outbox_discard --dry-run            show which messages have failed
-  manage.py outbox_discard --type "invoice.*" --failed-before 30d
+  manage.py outbox_discard --type "invoice.*" --before 30d
   manage.py outbox_discard --key order-7        let the rest of this key pass
   manage.py outbox_discard --error-class rabbitmq.unroutable --limit 1
 """
     verb = "discard"
     participle = "discarded"
-    left_alone = "no longer failed, or other rows refer to them,"
+    or_else = ", or other rows refer to them,"
 
-    @property
-    def warning(self) -> str:
+    def warn(self, state: Status) -> str:
         if get_settings().archive:
             return " They are archived first; outbox_restore brings them back."
         return " They cannot be brought back."
 
-    def change(self, messages: OutboxMessageQuerySet) -> int:
+    def change(self, messages: OutboxMessageQuerySet, state: Status) -> int:
         try:
             return discard(messages, by="outbox_discard")
         except ArchiveUnavailable as error:

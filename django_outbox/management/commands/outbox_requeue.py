@@ -1,22 +1,38 @@
-"""`manage.py outbox_requeue`: make failed messages pending again, chosen by filters."""
+"""`manage.py outbox_requeue`: make failed or processed messages pending again, chosen by filters."""
 
-from django_outbox.management.failed import FailedMessagesCommand
-from django_outbox.models import OutboxMessageQuerySet
+from django.core.management.base import CommandParser
+
+from django_outbox.management.selection import SelectionCommand
+from django_outbox.models import OutboxMessageQuerySet, Status
 
 
-class Command(FailedMessagesCommand):
+class Command(SelectionCommand):
     help = (
         "Make failed messages pending again: due at once, with a fresh set of attempts.\n"
+        "With --processed, deliver processed messages again.\n"
         "The command shows what it found, and asks for confirmation on a terminal."
     )
     examples = """
   manage.py outbox_requeue --dry-run            show which messages have failed
-  manage.py outbox_requeue --failed-after 2h    after a failure two hours ago
+  manage.py outbox_requeue --after 2h           after a failure two hours ago
   manage.py outbox_requeue --type "order.*" --error-class "*.Timeout"
   manage.py outbox_requeue --all --limit 100    the 100 that failed first
+  manage.py outbox_requeue --processed --type "order.*" --after 2h --before 1h
 """
     verb = "requeue"
     participle = "requeued"
 
-    def change(self, messages: OutboxMessageQuerySet) -> int:
-        return messages.requeue()
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--processed",
+            action="store_true",
+            help="Processed messages instead of failed ones: consumers receive them again. --after and --before are "
+            "about the time at which they were processed.",
+        )
+
+    def warn(self, state: Status) -> str:
+        return " Consumers receive them again." if state is Status.PROCESSED else ""
+
+    def change(self, messages: OutboxMessageQuerySet, state: Status) -> int:
+        return messages.deliver_again() if state is Status.PROCESSED else messages.requeue()

@@ -239,7 +239,9 @@ class Schedules(RuleBasedStateMachine):
             moves += [partial(self.requeue, entry), partial(self.discard, entry)]
         waiting = [entry for entry in self.model.in_state(State.WAITING) if not entry.foreign]
         moves += [partial(self.let_it_be_due, entry) for entry in waiting]
-        moves += [self.purge] if self.model.in_state(State.PROCESSED) else []
+        processed = self.model.in_state(State.PROCESSED)
+        moves += [partial(self.deliver_again, entry) for entry in processed]
+        moves += [self.purge] if processed else []
         if moves:
             moves[step.pick % len(moves)]()
 
@@ -247,6 +249,12 @@ class Schedules(RuleBasedStateMachine):
         with self.operator(f"an operator requeues {entry}"):
             if self.message(entry).requeue() != 1:
                 raise Violation(f"one fate: {entry} could not be requeued")
+            self.model.requeued(entry)
+
+    def deliver_again(self, entry: Entry) -> None:
+        with self.operator(f"an operator has {entry} delivered again"):
+            if self.message(entry).deliver_again() != 1:
+                raise Violation(f"one fate: {entry} could not be delivered again")
             self.model.requeued(entry)
 
     def discard(self, entry: Entry) -> None:

@@ -48,7 +48,7 @@ class Entry:
         locked: whether its writer locked the key until the commit.
         blocks: whether it failed and blocks its key.
         foreign: whether an operator has locked it.
-        sender: the last claim whose publisher accepted it since it was written or requeued.
+        sender: the last claim whose publisher accepted it since it was written, requeued or delivered again.
     """
 
     number: int
@@ -257,7 +257,7 @@ class Model:
                 hand.doubtful.discard(entry)
 
     def requeued(self, entry: Entry) -> None:
-        """Requeue a failed message. A claim that had it before may still settle it."""
+        """Make a failed or processed message due. A claim that had it before may still settle it."""
         for hand in self.hands:
             if entry in hand.lost:
                 hand.lost.discard(entry)

@@ -1,12 +1,14 @@
-"""Commands that change failed messages: they choose them by filters, show what they found, ask, and work in batches."""
+"""Commands that change failed or processed messages: they choose by filters, show what they found, and ask."""
 
 import datetime
+import heapq
 import sys
 from abc import abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
@@ -17,11 +19,11 @@ from django.utils.timezone import localtime
 from django_outbox.db.functions import DatabaseNow, IsExactly, MatchesPattern
 from django_outbox.management.arguments import moment, require_publisher, whole_number
 from django_outbox.management.base import OutboxCommand, align
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import batches
 from django_outbox.utils.text import counted
 
-FILTERS = ("publisher", "type", "error_class", "failed_after", "failed_before", "key")
+FILTERS = ("publisher", "type", "error_class", "after", "before", "key")
 
 NOUNS = {"publisher": "publishers", "type": "types", "error_class": "error classes", "key": "keys"}
 """The nouns of filters for which other values are listed."""
@@ -34,7 +36,7 @@ MAX_NAMES = 5
 
 
 @dataclass(slots=True)
-class FailedGroup:
+class Group:
     """The chosen messages of one type and error class."""
 
     oldest: datetime.datetime
@@ -43,30 +45,29 @@ class FailedGroup:
     blocking: int = 0
 
 
-Groups = dict[tuple[str, str], FailedGroup]
+Groups = dict[tuple[str, str], Group]
 """The chosen messages by type and error class."""
 
 
-class FailedMessagesCommand(OutboxCommand):
-    """A command that changes the failed messages that its filters choose."""
+class SelectionCommand(OutboxCommand):
+    """A command that changes the messages that its filters choose: failed ones, unless it offers `--processed`."""
 
     verb: ClassVar[str]
     """Its verb: "requeue"."""
     participle: ClassVar[str]
     """The participle of its verb: "requeued"."""
-    left_alone: ClassVar[str] = "no longer failed"
-    """The reason for which messages were not changed."""
+    or_else: ClassVar[str] = ""
+    """Another reason for which messages may not be changed, besides having left their state."""
     read_size = 10_000
     """Number of rows that are read between two updates of the progress."""
 
-    @property
-    def warning(self) -> str:
-        """A sentence that follows the question; empty if the change is harmless."""
-        return ""
-
     @abstractmethod
-    def change(self, messages: OutboxMessageQuerySet) -> int:
-        """Change the failed messages of a set with one statement, and return their number."""
+    def change(self, messages: OutboxMessageQuerySet, state: Status) -> int:
+        """Change the messages of a set that are in this state with one statement, and return their number."""
+
+    def warn(self, state: Status) -> str:
+        """Return a sentence that follows the question; empty if the change is harmless."""
+        return ""
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
@@ -81,48 +82,56 @@ class FailedMessagesCommand(OutboxCommand):
             help='Only these error classes, such as "*.Timeout"; may be repeated.',
         )
         parser.add_argument(
-            "--failed-after",
+            "--after",
             metavar="TIME",
             type=moment,
             help='Only messages that failed since: a time such as 2026-05-31T08:30, or an age such as "2h".',
         )
-        parser.add_argument(
-            "--failed-before", metavar="TIME", type=moment, help="Only messages that failed before this time."
-        )
+        parser.add_argument("--before", metavar="TIME", type=moment, help="Only messages that failed before this time.")
         parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
-        parser.add_argument("--all", action="store_true", help="All failed messages, instead of a filter.")
+        parser.add_argument("--all", action="store_true", help="All messages, instead of a filter.")
         parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
         parser.add_argument(
             "--dry-run", action="store_true", help=f"Show what would be {self.participle}, and change nothing."
         )
+        parser.set_defaults(processed=False)
         self.add_reason_argument(parser)
         self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         check_filters(options)
+        state = Status.PROCESSED if options["processed"] else Status.FAILED
         messages = OutboxMessageQuerySet(OutboxMessage, using=self.get_database(options))
-        ids, groups = self._choose(chosen(messages, options), options["limit"])
+        ids, groups = self._choose(messages, state, options)
         # A question needs its context.
         if self.verbosity > 0 or (ids and self.is_asking(options)):
-            self._describe(groups)
+            self._describe(groups, state)
         if not ids and self.verbosity > 0:
             for line in describe_others(messages, options):
                 self.write_line(line)
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
         elif ids:
-            question = f"{self.verb.capitalize()} {counted(len(ids), 'message')}?{self.warning}"
+            question = f"{self.verb.capitalize()} {counted(len(ids), f'{state} message')}?{self.warn(state)}"
             if self.confirm(question, options):
-                self._change(messages, ids, options)
+                self._change(messages, state, ids, options)
 
-    def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> "tuple[array[int], Groups]":
-        rows = messages.order_by("failed_at", "id").values_list("id", "type", "error_class", "failed_at", "blocks_key")
+    def _choose(
+        self, messages: OutboxMessageQuerySet, state: Status, options: dict[str, Any]
+    ) -> "tuple[array[int], Groups]":
+        limit = min(options["limit"] or sys.maxsize, sys.maxsize)
+        parts: list[Any] = [
+            chosen(part, time, options)
+            .order_by(time, "id")
+            .values_list(time, "id", "type", "error_class", "blocks_key")[:limit]
+            .iterator(chunk_size=self.read_size)
+            for part, time in in_state(messages, state)
+        ]
         ids: array[int] = array("q")
         groups: Groups = {}
-        first: Any = rows[: min(limit or sys.maxsize, sys.maxsize)].iterator(chunk_size=self.read_size)
-        for id, type, error_class, failed_at, blocks_key in first:
-            group = groups.setdefault((type, error_class), FailedGroup(failed_at, failed_at))
-            group.newest = failed_at
+        for at, id, type, error_class, blocks_key in islice(heapq.merge(*parts), limit):
+            group = groups.setdefault((type, error_class), Group(at, at))
+            group.newest = at
             group.count += 1
             group.blocking += blocks_key
             ids.append(id)
@@ -131,8 +140,8 @@ class FailedMessagesCommand(OutboxCommand):
         self.show_progress("")
         return ids, groups
 
-    def _describe(self, groups: Groups) -> None:
-        lines = [("type", "error class", "failed", "block their key", "oldest", "newest")]
+    def _describe(self, groups: Groups, state: Status) -> None:
+        lines = [("type", "error class", str(state), "block their key", "oldest", "newest")]
         for (type, error_class), group in sorted(groups.items(), key=lambda item: -item[1].count):
             names = (type, error_class or "-")
             lines.append((*names, f"{group.count:,}", f"{group.blocking:,}", _time(group.oldest), _time(group.newest)))
@@ -141,13 +150,15 @@ class FailedMessagesCommand(OutboxCommand):
         count = sum(group.count for group in groups.values())
         blocking = sum(group.blocking for group in groups.values())
         blocked = f", {blocking:,} of which block their key" if blocking else ""
-        self.write_line(f"Found {counted(count, 'failed message')}{blocked}.")
+        self.write_line(f"Found {counted(count, f'{state} message')}{blocked}.")
 
-    def _change(self, messages: OutboxMessageQuerySet, ids: "array[int]", options: dict[str, Any]) -> None:
+    def _change(
+        self, messages: OutboxMessageQuerySet, state: Status, ids: "array[int]", options: dict[str, Any]
+    ) -> None:
         changed = tried = 0
         try:
             for batch in batches(ids):
-                changed += self.change(messages.filter(pk__in=batch))
+                changed += self.change(messages.filter(pk__in=batch), state)
                 tried += len(batch)
                 self.show_progress(f"{tried:,} of {len(ids):,} {self.participle}")
         finally:
@@ -157,18 +168,19 @@ class FailedMessagesCommand(OutboxCommand):
                 self.record(messages.db, describe_filters(options), count=changed, reason=options["reason"])
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
-                self.report(f"{counted(skipped, 'message')} {were} {self.left_alone} and {were} left alone.")
+                reason = f"no longer {state}{self.or_else}"
+                self.report(f"{counted(skipped, 'message')} {were} {reason} and {were} left alone.")
 
 
 def check_filters(options: dict[str, Any]) -> None:
     """Raise CommandError if the filters contradict each other, choose nothing, or name an unknown publisher."""
     if options["publisher"] is not None:
         require_publisher(options["publisher"])
-    after, before = options["failed_after"], options["failed_before"]
+    after, before = options["after"], options["before"]
     times = type(after) is type(before) is datetime.datetime
     ages = type(after) is type(before) is datetime.timedelta
     if (times and after >= before) or (ages and after <= before):
-        raise CommandError("--failed-after must be earlier than --failed-before.")
+        raise CommandError("--after must be earlier than --before.")
     filtered = any(options[name] is not None for name in FILTERS)
     if filtered and options["all"]:
         raise CommandError("--all cannot be combined with a filter. Leave out either.")
@@ -177,18 +189,26 @@ def check_filters(options: dict[str, Any]) -> None:
         raise CommandError(f"Choose messages by a filter ({flags}), or use --all. Add --dry-run to try it first.")
 
 
-def chosen(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> OutboxMessageQuerySet:
-    """Return the failed messages that match all filters."""
-    found = messages.failed()
+def in_state(messages: OutboxMessageQuerySet, state: Status) -> list[tuple[OutboxMessageQuerySet, str]]:
+    """Return the messages of a state, each part with the field of the time at which they reached it."""
+    if state is Status.PROCESSED:
+        # A stream does not store when it has delivered a message.
+        return [(messages.processed(), "processed_at"), (messages.delivered_in_streams(), "occurred_at")]
+    return [(messages.failed(), "failed_at")]
+
+
+def chosen(messages: OutboxMessageQuerySet, time: str, options: dict[str, Any]) -> OutboxMessageQuerySet:
+    """Return the messages that match all filters, given the field of their time."""
     for name in FILTERS:
         if options[name] is not None:
-            found = _filtered(found, name, options[name])
-    return found
+            messages = _filtered(messages, name, options[name], time)
+    return messages
 
 
 def describe_filters(options: dict[str, Any]) -> str:
     """Return the filters as they are written on the command line; an age as the time that it means now."""
-    texts = ["--all"] if options["all"] else []
+    texts = ["--processed"] if options["processed"] else []
+    texts += ["--all"] if options["all"] else []
     for name in (*FILTERS, "limit"):
         for value in options[name] if isinstance(options[name], list) else [options[name]]:
             if value is not None:
@@ -199,6 +219,9 @@ def describe_filters(options: dict[str, Any]) -> str:
 
 def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> Iterator[str]:
     """Yield lines about the failed messages that the filters left out, when they chose none."""
+    if options["processed"]:
+        # There may be millions of others.
+        return
     failed = messages.failed()
     newest = failed.order_by("-failed_at", "-id")[:MAX_OTHERS]
     total = newest.count()
@@ -209,7 +232,7 @@ def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) ->
     for name in FILTERS:
         if options[name] is None:
             continue
-        alone = _filtered(failed, name, options[name])[:MAX_OTHERS].count()
+        alone = _filtered(failed, name, options[name], "failed_at")[:MAX_OTHERS].count()
         if alone:
             yield f"{_bounded(alone)} {'matches' if alone == 1 else 'match'} {_flag(name)} alone."
         elif name in NOUNS:
@@ -222,14 +245,14 @@ def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) ->
             yield f"{_bounded(total)} failed between {' and '.join(map(_time, times))}."
 
 
-def _filtered(messages: OutboxMessageQuerySet, name: str, value: Any) -> OutboxMessageQuerySet:
+def _filtered(messages: OutboxMessageQuerySet, name: str, value: Any, time: str) -> OutboxMessageQuerySet:
     match name:
         case "publisher":
             return messages.filter(publisher=value)
         case "key":
             return messages.filter(IsExactly(F("key"), value))
-        case "failed_after" | "failed_before":
-            lookup = "failed_at__gte" if name == "failed_after" else "failed_at__lt"
+        case "after" | "before":
+            lookup = f"{time}__gte" if name == "after" else f"{time}__lt"
             return messages.filter(
                 **{lookup: DatabaseNow() - value if isinstance(value, datetime.timedelta) else value}
             )
