@@ -15,7 +15,7 @@ from django.db.models import Model
 
 from django_outbox.exceptions import OutboxError
 from django_outbox.management import reloading
-from django_outbox.management.arguments import seconds, whole_number
+from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, is_terminal
 from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.proof import CheckResult
@@ -50,15 +50,6 @@ class ServiceCommand(OutboxCommand):
             dest="use_reloader",
             help="Do not restart when the code changes. Only with DEBUG, and on a terminal, the command does.",
         )
-
-    def add_end_arguments(self, parser: CommandParser, *, drain: str, once: str, check: str) -> None:
-        parser.add_argument(
-            "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
-        )
-        until = parser.add_mutually_exclusive_group()
-        until.add_argument("--drain", action="store_true", help=drain)
-        until.add_argument("--once", action="store_true", help=once)
-        until.add_argument("--check", action="store_true", dest="only_check", help=check)
 
     @contextmanager
     def working(self, using: str, read: Callable[[], LiveFigures]) -> Iterator[None]:

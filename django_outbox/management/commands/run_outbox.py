@@ -96,11 +96,17 @@ class Command(ServiceCommand):
             help="Serve the schemas of all tenants, including those that are created later.",
         )
         self.add_stop_arguments(parser)
-        self.add_end_arguments(
-            parser,
-            drain="Stop when nothing is due.",
-            once="Deliver one batch for each publisher, then stop.",
-            check="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
+        parser.add_argument(
+            "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
+        )
+        until = parser.add_mutually_exclusive_group()
+        until.add_argument("--drain", action="store_true", help="Stop when nothing is due.")
+        until.add_argument("--once", action="store_true", help="Deliver one batch for each publisher, then stop.")
+        until.add_argument(
+            "--check",
+            action="store_true",
+            dest="only_check",
+            help="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
             "is wrong.",
         )
 
