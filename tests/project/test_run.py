@@ -1,13 +1,10 @@
 """`tests/run.py`: what it asks before it changes the machine, where it stops, and the order of the tests."""
 
 import io
-import os
-import pty
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,129 +13,35 @@ import pytest
 from tests import run
 from tests.support import system_packages
 from tests.support.ordering import begin_with_long_tests
-from tests.support.project_files import ROOT
 from tests.support.seconds import FolderSeconds
 
-INSTALLING = """
-import sys
-sys.prefix = "a virtualenv"
-from tests import run
-from tests.support import servers, system_packages
-run.install = lambda: print("installed:", system_packages.install("teapot", purpose="make tea"))
-run.install_browser = run.install_prometheus = run.install_nats_server = run.install_pgbouncer = lambda: None
-run.run_steps = lambda *steps: 0
-servers.find_all = lambda: {}
-run.main(sys.argv[1:])
-"""
-"""Run the script with one missing package and no step that takes time."""
 
-COMMAND = "env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends -q teapot"
-QUESTION = "Go ahead? [y/N]"
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-class Machine:
-    """A machine whose apt-get notes what it is asked to do."""
-
-    def __init__(self, folder: Path) -> None:
-        self._log = folder / "apt.log"
-        self._programs = folder / "programs"
-        self._programs.mkdir()
-        self._add("apt-get", f'echo "$@" >>"{self._log}"')
-        self._add("dpkg-query", "echo not-installed")
-        # The tests may run as root or not.
-        self._add("sudo", 'shift; exec "$@"')
-
-    def _add(self, name: str, script: str) -> None:
-        program = self._programs / name
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}"}
-
-    @property
-    def installed(self) -> bool:
-        """Whether apt-get has installed the teapot."""
-        return self._log.exists() and "install --yes --no-install-recommends -q teapot" in self._log.read_text()
-
-    def run(self, *arguments: str) -> str:
-        """Run the script without a terminal, as CI does, and return its output."""
-        ended = subprocess.run(
-            [sys.executable, "-c", INSTALLING, *arguments],
-            input="",
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=self.environment,
-            timeout=60,
-            check=True,
-        )
-        return ended.stdout
-
-    def run_on_a_terminal(self, *arguments: str, typed: str) -> str:
-        """Run the script on a terminal where a person types, and return what the screen shows."""
-        keyboard, terminal = pty.openpty()
-        os.write(keyboard, typed.encode())
-        with subprocess.Popen(
-            [sys.executable, "-c", INSTALLING, *arguments],
-            stdin=terminal,
-            stdout=terminal,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=self.environment,
-        ) as process:
-            os.close(terminal)
-            screen = b""
-            while part := read_some(keyboard):
-                screen += part
-            assert process.wait(60) == 0, screen.decode()
-        os.close(keyboard)
-        return screen.decode()
+@pytest.mark.parametrize(
+    ("answer", "agrees"),
+    [("y\n", True), (" Yes \n", True), ("\n", False), ("n\n", False), ("later\n", False), ("", False)],
+)
+def test_a_person_sees_what_runs_as_root_and_must_agree(monkeypatch: pytest.MonkeyPatch, answer: str, agrees: bool):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert system_packages.confirm([("apt-get", "install", "teapot")], "make tea") is agrees
+    question = "To make tea, this runs as root:\n    apt-get install teapot\nGo ahead? [y/N] "
+    assert screen.getvalue().startswith(question)
 
 
-def read_some(terminal: int) -> bytes:
-    """Read what a terminal shows next, nothing once its process has ended."""
-    try:
-        return os.read(terminal, 4096)
-    except OSError:
-        return b""
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-@pytest.mark.parametrize("answer", ["y", "yes", " Y "])
-def test_a_person_sees_the_command_and_may_agree(machine: Machine, answer: str):
-    screen = machine.run_on_a_terminal(typed=f"{answer}\n")
-    assert "To make tea, this runs as root:" in screen
-    assert COMMAND in screen.partition(QUESTION)[0]
-    assert machine.installed
-    assert "installed: True" in screen
-
-
-@pytest.mark.parametrize("answer", ["\n", "n\n", "later\n", "\x04"], ids=["enter", "n", "a word", "end of input"])
-def test_nothing_is_installed_unless_a_person_agrees(machine: Machine, answer: str):
-    screen = machine.run_on_a_terminal(typed=answer)
-    assert QUESTION in screen
-    assert not machine.installed
-    assert "installed: False" in screen
-
-
-def test_with_yes_it_asks_nothing(machine: Machine):
-    screen = machine.run_on_a_terminal("--yes", typed="")
-    assert COMMAND in screen
-    assert QUESTION not in screen
-    assert machine.installed
-
-
-def test_without_a_terminal_it_asks_nothing(machine: Machine):
-    output = machine.run()
-    assert COMMAND in output
-    assert QUESTION not in output
-    assert machine.installed
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["without a terminal", "with --yes"])
+def test_without_a_terminal_or_with_yes_nothing_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+):
+    monkeypatch.setattr(sys, "stdin", Terminal() if is_terminal else io.StringIO())
+    monkeypatch.setattr(system_packages, "_answered_yes", is_terminal)
+    assert system_packages.confirm([("apt-get", "install", "teapot")], "make tea")
+    assert "apt-get install teapot" in capsys.readouterr().out
 
 
 def test_yes_reaches_the_process_in_the_virtualenv(monkeypatch: pytest.MonkeyPatch):

@@ -27,7 +27,7 @@ def someone_waits(using: str) -> bool:
     """Whether a connection waits for another's lock; MySQL and MariaDB only report it for the whole server."""
     statement = {
         "postgresql": "SELECT 1, count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        "WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'",
         "mysql": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
     }
     with connections[using].cursor() as cursor:

@@ -28,7 +28,8 @@ ROLLBACKS = 0.2
 
 SESSIONS = {
     "postgresql": (
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'",
         "SELECT pg_terminate_backend({})",
     ),
     "mysql": (
