@@ -13,7 +13,9 @@ from django_outbox.brokers.outcomes import NO_REASON, call_publisher
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, unanswered
 from django_outbox.relay import Relay
+from django_outbox.relay.sending.isolation import isolate
 from django_outbox.signals import breaker_changed
+from tests.support.claimed import make_message
 from tests.support.messages import put
 from tests.support.misbehaviour import (
     BAD,
@@ -80,7 +82,6 @@ NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
     "CancelledError": raising(asyncio.CancelledError()),
     "SystemExit": raising(SystemExit(2)),
     "GeneratorExit": raising(GeneratorExit()),
-    "KeyboardInterrupt in a thread": raising(KeyboardInterrupt()),
     "a refusal without outcomes": raising(BatchRefused("406", [])),
     "a refusal with None for outcomes": raising(BatchRefused("406", None)),  # type: ignore[arg-type]
     "a refusal with a number for outcomes": raising(BatchRefused("406", 5)),  # type: ignore[arg-type]
@@ -94,6 +95,22 @@ NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
 
 
 @pytest.mark.parametrize("script", NOTHING_KNOWN.values(), ids=NOTHING_KNOWN)
+def test_a_batch_without_a_single_outcome_is_an_outage_with_a_reason(script: Callable[[Sequence[Message]], Any]):
+    messages = [make_message(id=id) for id in range(1, 6)]
+    outcomes = isolate(script, messages, call_publisher(script, messages), publisher_alias="bad")
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.UNANSWERED}
+    assert all(outcome.error.strip() for outcome in outcomes)
+
+
+OUTAGES = {
+    **{name: NOTHING_KNOWN[name] for name in ("too few", "SystemExit", "an outage with None for a reason")},
+    "an exception whose text ends the process": NOTHING_KNOWN["an exception whose text ends the process"],
+    # In the main thread, it is the user's Ctrl-C.
+    "KeyboardInterrupt in a thread": raising(KeyboardInterrupt()),
+}
+
+
+@pytest.mark.parametrize("script", OUTAGES.values(), ids=OUTAGES)
 def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
     running: Callable[..., Relay], script: Callable[[Sequence[Message]], Any], caplog: pytest.LogCaptureFixture
 ):

@@ -7,9 +7,10 @@ import pytest
 
 from django_outbox import OutboxMessage
 from django_outbox.brokers import BatchRefused
-from django_outbox.brokers.outcomes import NO_REASON
+from django_outbox.brokers.outcomes import NO_REASON, call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
 from django_outbox.relay import Relay
+from tests.support.claimed import make_message
 from tests.support.messages import put
 from tests.support.misbehaviour import (
     Hostile,
@@ -56,11 +57,17 @@ NO_OUTCOMES: dict[str, Any] = {
     "an outcome without a kind": outcome(kind=None),
     "an outcome with an unhashable kind": outcome(kind=[]),
     "blocked, which only the relay may report": BLOCKED,
-    "what raises on comparison": Verdictless(),
 }
 
 
 @pytest.mark.parametrize("wrong", NO_OUTCOMES.values(), ids=NO_OUTCOMES)
+def test_an_invalid_outcome_is_none(wrong: Any):
+    outcomes, error = call_publisher(lambda _: [ACCEPTED, wrong], [make_message(), make_message()])
+    assert outcomes == [ACCEPTED, None]
+    assert "the publisher returned an" in str(error)
+
+
+@pytest.mark.parametrize("wrong", ["accepted", Verdictless()], ids=["a text", "what raises on comparison"])
 def test_an_invalid_outcome_affects_only_its_message(running: Callable[..., Relay], wrong: Any):
     publish_by(instead_of_first(wrong))
     put(5, publisher="bad")
@@ -102,20 +109,17 @@ FLAWED: dict[str, tuple[Outcome, str, str]] = {
 
 
 @pytest.mark.parametrize(("flawed", "error", "error_class"), FLAWED.values(), ids=FLAWED)
-def test_an_outcome_with_wrong_fields_counts_by_its_kind(
-    running: Callable[..., Relay], flawed: Outcome, error: str, error_class: str
-):
-    publish_by(instead_of_first(flawed))
-    put(3, publisher="bad")
-    running()
-    failed = failed_among_others()
-    assert failed.payload == 0
-    assert failed.error.startswith(error)
-    assert failed.error_class.startswith(error_class)
-    assert_others_go_on()
+def test_an_outcome_with_wrong_fields_counts_by_its_kind(flawed: Outcome, error: str, error_class: str):
+    (read, _), problem = call_publisher(lambda _: [flawed, ACCEPTED], [make_message(), make_message()])
+    assert problem is None
+    assert read is not None
+    assert read.kind is OutcomeKind.DEFERRED
+    assert read.error.startswith(error)
+    assert read.error_kind.startswith(error_class)
+    assert (read.retry_after, read.counted) == (None, True)
 
 
-@pytest.mark.parametrize("seconds", [float("inf"), 10**400, 1e300])
+@pytest.mark.parametrize("seconds", [float("inf"), 10**400, 1e300], ids=["infinite", "a long integer", "1e300"])
 def test_an_absurd_retry_after_is_granted_a_day_at_most(running: Callable[..., Relay], seconds: float):
     publish_by(instead_of_first(outcome(retry_after=seconds)))
     put(2, publisher="bad")
