@@ -30,7 +30,6 @@ from django_outbox.conf import get_settings
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage, Status, StreamPosition
 from django_outbox.monitoring.queues import ERROR_START
 from django_outbox.stores import get_store
-from django_outbox.stores.publishers import publishers_in_use
 from django_outbox.utils.text import fingerprint, wildcard
 
 
@@ -104,7 +103,7 @@ class PublisherFilter(ChoiceFilter):
         configured = list(get_settings().publishers)
         others = {self.chosen(), ""}
         if self.of_pending:
-            others.update(publishers_in_use(model_admin.get_queryset(request)))
+            others.update(model_admin.get_queryset(request).publishers_in_use())
         else:
             configured.insert(0, "")
         names: list[tuple[str, Any]] = [(alias, alias or _("All")) for alias in configured]

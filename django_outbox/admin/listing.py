@@ -16,7 +16,6 @@ from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.queues import MAX_FAILURES
 from django_outbox.stores import get_store
-from django_outbox.stores.publishers import publishers_in_use
 
 LIMIT = 10_000
 """Maximum number of messages that the list counts, that a filter searches, and that one action changes."""
@@ -99,7 +98,7 @@ def find(messages: OutboxMessageQuerySet, text: str) -> tuple[list[int], bool]:
 def _parts_with_key(messages: OutboxMessageQuerySet, key: str) -> "list[OutboxMessageQuerySet]":
     partition = partition_of(key)
     # Removed publishers may have pending messages as well.
-    publishers = sorted({*get_settings().publishers, *publishers_in_use(messages)})
+    publishers = sorted({*get_settings().publishers, *messages.publishers_in_use()})
     # In no order: MariaDB might prefer an index without it, and sort.
     parts = [of_partition(messages, publisher, partition) for publisher in publishers]
     parts.append(messages.failed().order_by(*ORDER[Status.FAILED]))

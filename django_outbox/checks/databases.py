@@ -15,13 +15,12 @@ from django_outbox.checks.registration import TAG, registered
 from django_outbox.conf import OutboxSettings, get_settings, parse_settings
 from django_outbox.db.autovacuum import find_untuned_rows
 from django_outbox.enqueueing.writing import CHUNK_BYTES
-from django_outbox.models import OutboxMessage
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.models.links import find_links
 from django_outbox.stores import find_store
 from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.publishers import find_unknown_publishers
 from django_outbox.stores.schema import find_unapplied_migrations
 from django_outbox.stores.wal_setup import LogSetup
 
@@ -132,7 +131,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         yield from _check_log(store, sorted(settings.from_log))
     # Other checks report wrong settings. The table may have been changed by hand.
     with suppress(DatabaseError, ImproperlyConfigured):
-        for publisher in find_unknown_publishers(alias, get_settings().publishers):
+        messages = OutboxMessageQuerySet(OutboxMessage, using=alias)
+        for publisher in messages.unknown_publishers(get_settings().publishers):
             yield Warning(
                 f"The database {alias!r} has pending messages of the publisher {publisher!r}, which is not in "
                 "OUTBOX['PUBLISHERS'].",

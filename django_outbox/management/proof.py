@@ -9,8 +9,8 @@ from django_outbox.brokers.outcomes import check_publisher, describe_publisher
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import get_settings
 from django_outbox.db.routing import describe_denied
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.stores import find_store
-from django_outbox.stores.publishers import find_unknown_publishers
 from django_outbox.stores.schema import REQUIRED, describe_database, find_unapplied_migrations, missing_schema
 from django_outbox.utils.text import describe
 from django_outbox.utils.threads import Threads
@@ -67,7 +67,7 @@ def _check_database(using: str) -> Iterator[CheckResult]:
             yield CheckResult("migrations", f"the database lacks {missing}: {reason}")
             return
         yield CheckResult("migrations")
-        unknown = find_unknown_publishers(using, get_settings().publishers)
+        unknown = OutboxMessageQuerySet(OutboxMessage, using=using).unknown_publishers(get_settings().publishers)
     except (DatabaseError, InterfaceError) as error:
         yield CheckResult("migrations", f'{describe(error)}. Run "manage.py migrate --database={using}".')
         return

@@ -1,13 +1,13 @@
 """`OutboxMessage`, the outbox table: one row per message."""
 
 import datetime
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import reduce
 from operator import or_
 from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import models, transaction
+from django.db import connections, models, transaction
 from django.db.models import ExpressionWrapper, F, Q
 from django.utils.translation import gettext_lazy as _
 
@@ -50,6 +50,9 @@ AS_NEW: dict[str, Any] = {
     "dead_lettered_at": None,
 }
 """The values of a message that is to be delivered as if it were new."""
+
+MAX_PUBLISHERS = 100
+"""Maximum number of publishers that are looked for: each costs a short query."""
 
 BATCH_SIZE = 1000
 """Number of rows that one statement reads or changes, so that it holds locks for milliseconds only."""
@@ -136,6 +139,35 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             .values("publisher", "type")
             .annotate(count=models.Count("id"), oldest=models.Min("occurred_at"))
         )
+
+    def publishers_in_use(self) -> list[str]:
+        """Return the publishers of the pending messages, including those that were removed from the settings.
+
+        It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it
+        also finds publishers with processed or failed messages only.
+        """
+        rows = self.order_by()
+        if connections[self.db].features.supports_partial_indexes:
+            rows = rows.pending()
+        found: list[str] = []
+        publisher = rows.aggregate(next=models.Min("publisher"))["next"]
+        while publisher is not None and len(found) < MAX_PUBLISHERS:
+            found.append(publisher)
+            publisher = rows.filter(publisher__gt=publisher).aggregate(next=models.Min("publisher"))["next"]
+        return found
+
+    def unknown_publishers(self, known: Collection[str]) -> list[str]:
+        """Return the publishers that pending messages name and that are not known.
+
+        Each query reads a few entries of an index, however many messages there are.
+        """
+        # Messages without a key, and with one: each has its index.
+        parts = (Q(partition=0), Q(blocks_key=True, processed_at__isnull=True))
+        return [
+            alias
+            for alias in self.publishers_in_use()
+            if alias not in known and any(self.pending().filter(part, publisher=alias).exists() for part in parts)
+        ]
 
     def requeue(self) -> int:
         """Make the failed messages in this queryset pending and due again, with a fresh set of attempts.

@@ -44,7 +44,6 @@ from django_outbox.service.heartbeats import REPORT_INTERVAL
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.publishers import publishers_in_use
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
 from django_outbox.stores.wal import LogQueries
 
@@ -123,7 +122,7 @@ def read_status(using: str) -> Status:
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])
     positions = find_streams(store)
-    found = {*publishers_in_use(messages), *positions, *failures.failed}
+    found = {*messages.publishers_in_use(), *positions, *failures.failed}
     aliases = [*configured, *sorted(found - {*configured})]
     publishers: list[PublisherStatus] = []
     streams: list[StreamStatus] = []

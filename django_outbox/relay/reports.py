@@ -13,13 +13,12 @@ from django.db.models import F
 from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import get_settings
-from django_outbox.models import DeliveryCount
+from django_outbox.models import DeliveryCount, OutboxMessage, OutboxMessageQuerySet
 from django_outbox.relay.clock import ClockGuard
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
-from django_outbox.stores.publishers import find_unknown_publishers
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import name_process
 from django_outbox.utils.text import counted
@@ -106,7 +105,7 @@ def relay_announcing(
 def _warn_of_unknown_publishers(using: str) -> None:
     # The workers report a database that cannot be used.
     with suppress(DatabaseError, InterfaceError), own_connection(using):
-        for alias in find_unknown_publishers(using, get_settings().publishers):
+        for alias in OutboxMessageQuerySet(OutboxMessage, using=using).unknown_publishers(get_settings().publishers):
             logger.warning(
                 "The database %(database)r has pending messages of the publisher %(publisher)r, which is not in "
                 "OUTBOX['PUBLISHERS']. No relay delivers them until it is.",

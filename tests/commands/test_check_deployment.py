@@ -24,7 +24,6 @@ from django_outbox.db import autovacuum
 from django_outbox.db.autovacuum import TuneAutovacuum
 from django_outbox.management.proof import check_deployment
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.publishers import find_unknown_publishers
 from django_outbox.stores.schema import describe_database
 from tests.conftest import ALIASES
 from tests.settings import NATS_URL
@@ -329,7 +328,7 @@ def test_w067_a_subscription_writes_the_table(monkeypatch: pytest.MonkeyPatch):
 def test_unknown_publishers_are_found_with_a_few_short_queries(using: str):
     put_for_unknown_publishers(using)
     with CaptureQueriesContext(connections[using]) as queries:
-        assert find_unknown_publishers(using, get_settings().publishers) == ["gone", "keyed"]
+        assert OutboxMessage.objects.using(using).unknown_publishers(get_settings().publishers) == ["gone", "keyed"]
     assert len(queries) <= 12
     assert all("LIMIT" in query["sql"] or "MIN(" in query["sql"] for query in queries)
 

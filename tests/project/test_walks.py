@@ -15,7 +15,7 @@ MOST = {
     "claim, publish to RabbitMQ and settle": 27,
     "claim, call a handler and settle": 23,
     "receive from RabbitMQ, store and settle": 18,
-    "outbox_status": 12,
+    "outbox_status": 11,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""
 
