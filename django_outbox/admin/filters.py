@@ -197,7 +197,7 @@ class ErrorClassFilter(TypedFilter):
 
 
 class CauseFilter(TypedFilter):
-    """Failed messages with the same error, numbers and ids aside. The overview links to it; it cannot be typed."""
+    """Failed messages with the same error, ignoring numbers and ids. Set by links from the overview; has no input."""
 
     title = _("cause")
     parameter_name = "fingerprint"

@@ -66,7 +66,10 @@ def state_of(request: HttpRequest) -> str:
 
 
 def pending_publisher(request: HttpRequest) -> str:
-    """Return the publisher of the listed pending messages: no index orders all of them by due time."""
+    """Return the publisher that the pending list is limited to.
+
+    No index sorts several publishers' messages by due time.
+    """
     return request.GET.get(PUBLISHER_PARAMETER) or "default"
 
 

@@ -58,7 +58,7 @@ SUM_UP = "SELECT COUNT(*), COALESCE(MAX(number), 0), COALESCE(SUM(1 - late), 0) 
 DUE_HEADS = "SELECT number FROM {stretch} GROUP BY number HAVING MIN(2 * id + late) %% 2 = 0 ORDER BY number"
 
 NOT_HELD_DELAY = datetime.timedelta(seconds=1)
-"""The delay of a message that cannot be held, so that a relay does not claim it again and again."""
+"""The delay of a message that cannot be held. Without it, relays would claim the message all the time."""
 
 
 _TABLES: dict[str, type[Model]] = {
@@ -179,9 +179,9 @@ class Store(ClaimQueries):
         return True
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Return whether an error comes from the database because another transaction was in the way.
+        """Return whether a database error shows a conflict with another transaction.
 
-        Such are deadlocks, serialization failures, and locks that were not available.
+        Conflicts are deadlocks, serialization failures, and locks that were not available.
         """
         seen: BaseException | None = error
         while seen is not None:
@@ -199,7 +199,7 @@ class Store(ClaimQueries):
         return False
 
     def describe_missing_rights(self, error: BaseException) -> str:
-        """Return which rights on the table of an error are missing; blank if the error says so, or is another one."""
+        """Return the missing rights on the table of an error; empty if the error names them or has another cause."""
         return ""
 
     def check_constraints(self) -> None:
@@ -301,7 +301,7 @@ class Store(ClaimQueries):
     def purge(self, older_than: float, limit: int, after: Any) -> Purged:
         """Delete a batch of processed messages that are older than that many seconds, the oldest first.
 
-        `after` is `Purged.at` of an earlier batch, to leave out everything up to its end; None to begin at the start.
+        Continue after `after`, the `Purged.at` of the previous batch; None starts at the oldest.
         """
 
     # For operators.

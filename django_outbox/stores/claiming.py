@@ -180,14 +180,14 @@ class ClaimQueries(abc.ABC):
 
 @dataclass(slots=True)
 class TimeCursor:
-    """Where reads of an index that is ordered by time go on.
+    """The position at which reads of an index by time continue.
 
     Args:
         max_interval: seconds after which a read is a sweep again, however long the last one took.
 
     Attributes:
         at: the end of the last read, in the store's own terms; None for the beginning of the index.
-        swept: whether the last read was a sweep, so that nothing was left out.
+        swept: whether the last read was a sweep, which leaves nothing out.
     """
 
     max_interval: float = field(default_factory=lambda: MAX_SWEEP_INTERVAL)
@@ -534,7 +534,7 @@ def leave_out(rows: list[Row], refused: Set[int]) -> list[Row]:
 
 
 def is_none_of(ids: Set[int]) -> str:
-    """Return the end of an SQL condition that leaves out some messages; blank if there are none."""
+    """Return the end of an SQL condition that leaves out some messages; empty if there are none."""
     return f"AND id NOT IN ({','.join(map(str, sorted(ids)))})" if ids else ""
 
 

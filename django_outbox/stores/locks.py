@@ -1,8 +1,8 @@
 """The rows of `KeyLock`: the numbers of the locks of keys and partitions, and the leases of messages.
 
 With a lease, a message belongs to one relay while no transaction is open. A lease is a row with the time at which it
-ends. As long as it lasts, the message's `available_at` is that time as well, so that claims leave it out, with the
-later messages of its key, and pay nothing for that.
+ends. Until then, the message's `available_at` is the same time, so claims skip it and the later messages of its key at
+no cost.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from django_outbox.stores.claiming import lock_number
 from django_outbox.stores.clock import boot_time, read_clock
 
 KEY_LOCKS = 1024
-"""Number of locks that keys share, so that a transaction with 100,000 keys does not use up the server's locks."""
+"""Number of locks that all keys share: a lock for each of 100,000 keys would use up the server's locks."""
 
 FIRST_PARTITION = 2**31
 """Separates the numbers of leased partitions from the numbers of slots."""
@@ -60,11 +60,11 @@ class Lease:
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether so much time has passed that another relay may have the message."""
+        """Whether enough time has passed for another relay to have taken the message."""
         return boot_time() - self._taken_at > self.seconds
 
     def renew(self) -> bool:
-        """Let it last `seconds` from now on; return False if it is lost."""
+        """Extend it to `seconds` from now; return False if it is lost."""
         began = boot_time()
         end = read_clock(self._using) + datetime.timedelta(seconds=self.seconds)
         self._ends.append(end)
@@ -76,7 +76,7 @@ class Lease:
         return bool(held)
 
     def lock(self) -> bool:
-        """Keep it from ending until the current transaction does; return False if it is lost."""
+        """Keep it until the current transaction ends; return False if it is lost."""
         return self._row.select_for_update().first() is not None
 
     def end(self, *, as_it_was: bool = True) -> None:
@@ -100,7 +100,8 @@ class Lease:
 def take_lease(using: str, number: int, id: int, *, seconds: float) -> Lease | None:
     """Take the lease of a message that the current transaction has claimed; return None if another relay has it.
 
-    Then the message becomes due again soon, so that relays neither find it all the time nor leave it for long.
+    In that case the message is postponed briefly, so that other relays neither poll it constantly nor miss it if this
+    one dies.
     """
     message = OutboxMessage.objects.using(using).filter(pk=id)
     now, due = message.annotate(now=DatabaseNow()).values_list("now", "available_at").get()

@@ -55,7 +55,7 @@ def listen(store: Store, seconds: float, channel: str = "") -> Iterator[set[tupl
 
 
 def _receives_notifications(store: Store, channel: str, seconds: float) -> Generator[set[tuple[str, str]], None, bool]:
-    """Return whether a notification of another session arrives, sent up to `PROBES` times, `seconds` apart.
+    """Test whether this session receives notifications: send up to `PROBES` of them, `seconds` apart.
 
     After a time without one, yield an empty set, so that the caller can stop.
 

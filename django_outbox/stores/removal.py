@@ -54,7 +54,7 @@ class Listed(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Rows that were listed; `at_end` if no row follows, and `at` is the place after them."""
+    """One page of rows. `at` is where the next page starts; `at_end` marks the last page."""
 
     rows: list[Listed]
     at: Any
@@ -95,15 +95,15 @@ class Removal(abc.ABC):
     def list_old(self, older_than: float, limit: int, after: Any) -> Page:
         """List and lock messages processed more than that many seconds ago, the oldest first.
 
-        Rows that another session has locked are left out. `after` is `at` of an earlier row or page, to begin after
-        it; None to begin at the start.
+        Rows that another session has locked are left out. Continue after `after`, the `at` of an earlier row or page;
+        None starts at the oldest.
         """
         found = self.store.fetch(self.OLD, [older_than, *(after or (self.EARLIEST, 0)), limit])
         rows = [Listed(id, size, (time, id)) for id, size, time in found]
         return Page(rows, rows[-1].at if rows else after, len(rows) < limit)
 
     def list_failed(self, ids: Sequence[int]) -> list[Listed]:
-        """List and lock the failed ones of these messages, in the order of their ids."""
+        """List and lock the messages among these that have failed, in the order of their ids."""
         sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id"
         if self.can_lock:
             sql += " FOR UPDATE"

@@ -64,11 +64,11 @@ class ClaimRequest:
     Args:
         cursor: the position to begin at; it is advanced.
         max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
-        max_seconds: seconds after which the database gives the batch back by itself if it can.
+        max_seconds: seconds after which a database that can do so gives the batch back.
         transactional: keep one transaction open as long as the claim, on every database, and commit it as safely as the
             project's own data: what the same connection writes until then is committed together with the new states,
             or not at all.
-        passed: the snapshot up to which the publisher's stream is delivered; blank if it has none. A message with a
+        passed: the snapshot up to which the publisher's stream is delivered; empty if it has none. A message with a
             key that was written later may have an earlier one in the stream, and is not due.
         refused: the ids of messages to leave out, with the later ones of their keys.
     """
@@ -206,7 +206,7 @@ def _read_quickly(row: Row) -> Message:
 def read_message(row: Row) -> Message | Unreadable:
     """Convert a row that another program may have written: text may be bytes, and any value may be invalid.
 
-    It never raises. A column that cannot be read is left blank, and the reason names it.
+    It never raises. A column that cannot be read is left empty, and the reason names it.
     """
     values: dict[str, Any] = {}
     problems = []

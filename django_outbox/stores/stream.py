@@ -128,7 +128,7 @@ ORDER BY id
 """
 
 DENSE = 2
-"""Maximum width of a range of ids, for each id that is read from it."""
+"""Read a range of ids only if it spans at most this many ids per wanted one."""
 
 READ = BATCH.format(
     order="id",
@@ -225,7 +225,7 @@ class StoredPosition:
 
     Attributes:
         address: where its row is; it changes whenever the position moves.
-        copied: the transaction that copied it to this server; blank if a relay has moved it here.
+        copied: the transaction that copied it to this server; empty if a relay has moved it here.
     """
 
     address: str = ""
@@ -263,7 +263,7 @@ class Listing:
     complete: bool
 
     def after(self, id: int) -> "Listing":
-        """Return what is left when the messages up to this id are delivered; its position is not stored yet."""
+        """Return the listing after the messages up to this id are delivered. Its position is not stored yet."""
         ids = self.ids[bisect_right(self.ids, id) :]
         last_id = max(self.position.last_id, id)
         if self.complete and not ids:
@@ -295,7 +295,7 @@ class OpenTransaction:
 
     Args:
         pid: the process of the server that runs it; None if it is prepared.
-        name: its name if it is prepared; otherwise blank.
+        name: its name if it is prepared; otherwise empty.
         seconds: the time for which it has been open; None if the role of this project may not know it.
     """
 
