@@ -63,7 +63,7 @@ def test_a_handler_is_called_outside_of_a_transaction_and_its_message_is_settled
     assert leases(using) == 0
 
 
-@pytest.mark.parametrize("keys", [0, 1])
+@pytest.mark.parametrize(("using", "keys"), [("default", 1), ("postgresql", 0), ("mariadb", 1)], indirect=["using"])
 def test_work_that_takes_longer_than_a_claim_is_done_once_although_another_relay_is_idle(using: str, keys: int):
     calls: list[int] = []
     end = threading.Event()

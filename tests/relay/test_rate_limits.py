@@ -116,7 +116,7 @@ class TestReservations:
 
         def reserve() -> None:
             worker = limiter(using, 10.0)
-            for _ in range(4):
+            for _ in range(2):
                 while (seconds := worker.reserve()) > 0:
                     time.sleep(seconds)
                 worker.reserved = 0
@@ -127,7 +127,7 @@ class TestReservations:
             thread.start()
         for thread in threads:
             thread.join()
-        assert reserved_until(using) - first >= datetime.timedelta(seconds=12 * SLOT)
+        assert reserved_until(using) - first >= datetime.timedelta(seconds=6 * SLOT)
 
     def test_idle_time_is_not_saved_up(self, using: str):
         limiter(using, 10.0).reserve()

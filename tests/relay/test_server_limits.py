@@ -117,7 +117,8 @@ SOURCES = [
     (using, source)
     for using in LOCKING
     for source in ("table", "snapshot", "handlers", "rate limit")
-    if source != "snapshot" or using == "postgresql"
+    # They are the same code on each database.
+    if source in ("table", "handlers") or using == "postgresql"
 ]
 
 

@@ -127,10 +127,10 @@ class TestCelery:
     ):
         log = tmp_path / "log"
         with log.open("wb") as output:
-            worker = start(CELERY, database_name(), "12", queue, stdout=output, stderr=output)
+            worker = start(CELERY, database_name(), "9", queue, stdout=output, stderr=output)
         with Celery(broker=settings.AMQP_URL, set_as_current=False) as app:
             app.conf.task_default_queue = queue
-            app.send_task("django_outbox.tasks.drain_outbox", ["postgresql"], soft_time_limit=8)
+            app.send_task("django_outbox.tasks.drain_outbox", ["postgresql"], soft_time_limit=5)
         try:
             eventually(lambda: "raised unexpected: SoftTimeLimitExceeded" in log.read_text(), seconds=60)
         except AssertionError:
