@@ -77,53 +77,11 @@ def test_a_time_of_any_kind_can_be_read(time):
     assert (found.sent_at is None) == (time != "2026-01-02T03:04:05Z")
 
 
-@pytest.mark.parametrize(("create", "expected"), [("beginning", [1, 2]), ("end", [2])])
-def test_a_group_is_created_where_the_option_says(source, make_inbox, create, expected):
-    source.send(1)
-    with running(make_inbox(create_group=create)):
-        eventually(lambda: source.client.exists(source.name) and source.client.xinfo_groups(source.name))
-        source.send(2)
-        eventually(lambda: payloads("default") == expected)
-
-
-@pytest.mark.parametrize("id", ["*", "1-1"], ids=["later IDs", "lower IDs"])
-def test_no_entry_is_left_out_if_the_stream_is_created_again_while_a_consumer_reads_its_end(source, id):
-    source.send(1)
-    consumer = RedisStreamsConsumer("billing", **source.options, create_group="end")
-    consumer.open()
-    assert not consumer.receive(0.01)
-    source.client.delete(source.name)
-    source.client.xadd(source.name, {"payload": "2"}, id=id)
-    with pytest.raises(Unavailable, match="does not exist"):
-        consumer.receive(0.01)
-    consumer.open()
-    assert [each.body for each in consumer.receive(0.01)] == [b"2"]
-    consumer.close()
-
-
 def test_a_consumer_that_is_only_opened_creates_nothing(source):
     consumer = RedisStreamsConsumer("billing", **source.options)
     consumer.open()
     consumer.close()
     assert not source.client.exists(source.name)
-
-
-def test_a_group_that_is_deleted_begins_again_where_the_consumer_began(source):
-    source.send(1)
-    consumer = RedisStreamsConsumer("billing", **source.options, create_group="end")
-    consumer.open()
-    assert not consumer.receive(0.01)
-    source.send(2)
-    batch = consumer.receive(0.01)
-    source.client.xgroup_destroy(source.name, source.group)
-    source.send(3)
-    consumer.settle(batch, [])
-    with pytest.raises(Unavailable, match="does not exist"):
-        consumer.receive(0.01)
-    consumer.open()
-    # The entries that were stored are recognized.
-    assert [each.body for each in consumer.receive(0.01)] == [b"2", b"3"]
-    consumer.close()
 
 
 def test_a_user_with_the_documented_permissions_can_read_and_reject(source, make_inbox):
@@ -151,7 +109,7 @@ def test_a_missing_group_has_a_remedy(source, make_inbox, has_stream):
     if has_stream:
         source.send(1)
     with pytest.raises(RelayUnavailable, match="create the group, or set create_group"):
-        make_inbox(create_group=None, arguments={"idle_exit": 60}).run()
+        make_inbox(create_group=False, arguments={"idle_exit": 60}).run()
 
 
 def test_a_stream_that_is_deleted_is_read_again(source, make_inbox):
@@ -391,7 +349,7 @@ def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplo
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is missing"),
     "group": ({"group": None}, "group is missing"),
-    "create_group": ({"create_group": "middle"}, "create_group is 'middle'"),
+    "create_group": ({"create_group": "end"}, "create_group is 'end'"),
     "consumer": ({"consumer": 7}, "consumer is 7"),
     "claim_idle": ({"claim_idle": 0}, "claim_idle is 0"),
     "same": ({"dead_letters": "orders"}, "the name of another stream"),

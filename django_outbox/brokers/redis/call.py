@@ -13,13 +13,11 @@ from django_outbox.brokers.redis.options import Address, PublishingOptions
 from django_outbox.brokers.redis.servers import NODE_UNAVAILABLE, NODE_WAIT, SINGLE, Servers
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, set_aside, unanswered
 
-MAX_ROUNDS = 5
-"""Maximum number of times that a message is sent, as long as the nodes of a cluster redirect it."""
+MOVED_WAIT = 1.0
+"""Seconds for which messages wait if another node of the cluster has their slot, or is taking it over."""
 
 MAX_ASK_TIME = 1.0
 """Maximum number of seconds for which a server is asked whether it has enough replicas."""
-
-ASKING = encode_command("ASKING")
 
 
 def find_missing_replicas(options: PublishingOptions, connection: RedisConnection) -> str:
@@ -45,10 +43,6 @@ class Pipeline:
 
     Args:
         deadline: when to give up, by `time.monotonic()`.
-        asking: whether the server gets the messages although another one still has their slot.
-
-    Attributes:
-        waited: seconds spent waiting for a server that did not respond.
     """
 
     def __init__(
@@ -60,7 +54,6 @@ class Pipeline:
         indexes: Sequence[int],
         *,
         reason: str,
-        asking: bool,
     ) -> None:
         self.server = server
         self.indexes = indexes
@@ -68,11 +61,9 @@ class Pipeline:
         self.accepted: Sequence[int] = ()
         self.refused: dict[int, str] = {}
         self.leave = False
-        self.waited = 0.0
         self._pool = pool
         self._options = options
         self._deadline = deadline
-        self._step = 2 if asking else 1
         self._connection: RedisConnection | None = None
         self._replies = Replies()
 
@@ -81,60 +72,51 @@ class Pipeline:
 
         On trial, nothing is sent to a server without enough replicas, because it would keep a copy each time.
         """
-        started = time.monotonic()
         try:
-            if started > self._deadline:
+            if time.monotonic() > self._deadline:
                 raise Lost("other servers took too long to respond")
             self._connection = self._pool.take()
             if is_trial and (reason := find_missing_replicas(self._options, self._connection)):
                 raise Lost(reason)
         except Lost as error:
-            self._lose(str(error), started)
+            self._lose(str(error))
             return 0
         return self._connection.max_argument
 
     def send(self, commands: Sequence[bytes]) -> None:
         if self._connection is None or not commands:
             return
-        pieces = commands if self._step == 1 else [ASKING + command for command in commands]
         options = self._options
         if options.replicas:
             seconds = min(options.replica_timeout, (self._deadline - time.monotonic()) / 2)
             wait = encode_command("WAIT", str(options.replicas), str(max(int(seconds * 1000), 1)))
-            pieces = [*pieces, wait]
-        started = time.monotonic()
+            commands = [*commands, wait]
         try:
-            self._connection.send(b"".join(pieces), self._deadline, options.stall_timeout)
+            self._connection.send(b"".join(commands), self._deadline, options.stall_timeout)
         except Lost as error:
-            self._lose(str(error), started)
+            self._lose(str(error))
 
     def receive(self) -> None:
-        connection, count, replicas = self._connection, self._step * len(self.indexes), self._options.replicas
+        connection, count, replicas = self._connection, len(self.indexes), self._options.replicas
         if connection is None:
             return
-        started = time.monotonic()
         stall_timeout = self._options.stall_timeout + (self._options.replica_timeout if replicas else 0)
         try:
             if count:
                 connection.receive(self._replies, count + bool(replicas), self._deadline, stall_timeout)
         except Lost as error:
-            self._lose(str(error), started)
+            self._lose(str(error))
         self._sort(count)
-        if self.reason:
-            self.waited = time.monotonic() - started
         if self._connection is None or self.leave:
             connection.close()
         else:
             self._pool.put(connection)
 
     def _sort(self, count: int) -> None:
-        step, received, errors = self._step, self._replies.count, self._replies.errors
-        accepted = self.indexes[: min(received, count) // step]
+        accepted, errors = self.indexes[: self._replies.count], self._replies.errors
         if errors:
             self.refused = {
-                index: errors[position]
-                for position, index in zip(range(step - 1, count, step), self.indexes, strict=True)
-                if position in errors
+                index: errors[position] for position, index in enumerate(self.indexes) if position in errors
             }
             accepted = [index for index in accepted if index not in self.refused]
             self.leave = self.leave or any(code_of(error) in LEAVE_SERVER for error in self.refused.values())
@@ -152,9 +134,8 @@ class Pipeline:
             self.reason = _explain_missing(self._options, int(self._replies.last[1:]))
         return not self.reason
 
-    def _lose(self, reason: str, started: float) -> None:
+    def _lose(self, reason: str) -> None:
         self.reason = reason
-        self.waited = time.monotonic() - started
         self.leave = True
         if self._connection is not None:
             self._connection.close()
@@ -172,45 +153,32 @@ class RedisCall(EncodedCall[Message, bytes]):
         self._servers = servers
         self._options = options
         self._deadline = time.monotonic() + options.timeout
-        self._redirects: dict[int, str] = {}
-        self._asked: set[Address] = set()
-        self._failed: dict[Address, Pipeline] = {}
         self._suspensions = servers.suspensions
         self._trials: list[Address] = []
 
     def run(self) -> list[Outcome]:
         self._suspensions.update()
-        pipelines = [*self._split(self.without_outcome())]
         try:
-            for _ in range(MAX_ROUNDS):
-                self._exchange(pipelines)
-                if not self._redirects:
-                    break
-                pipelines = [*self._redirect()]
+            self._exchange([*self._split(self.without_outcome())])
             return self._result()
         finally:
             for server in self._trials:
                 self._suspensions.end_trial(server)
 
     def _split(self, indexes: Sequence[int]) -> Iterator[Pipeline]:
+        stream_of = self._encoder.stream_of
         if indexes:
-            stream_of = self._encoder.stream_of
             for server, each, reason in self._servers.split(indexes, lambda index: stream_of(self.messages[index])):
-                yield self._pipeline(server, each, reason=reason)
-
-    def _pipeline(self, server: Address, indexes: Sequence[int], *, reason: str = "", asking: bool = False) -> Pipeline:
-        pool = self._servers.pool(server)
-        return Pipeline(server, pool, self._options, self._deadline, indexes, reason=reason, asking=asking)
+                pool = self._servers.pool(server)
+                yield Pipeline(server, pool, self._options, self._deadline, each, reason=reason)
 
     def _exchange(self, pipelines: Sequence[Pipeline]) -> None:
-        self._redirects = {}
         sent: list[Pipeline] = []
         for pipeline in pipelines:
             if self._set_aside(pipeline):
                 continue
             sent.append(pipeline)
             if not pipeline.reason:
-                self._asked.add(pipeline.server)
                 limit = pipeline.connect(is_trial=pipeline.server in self._suspensions)
                 self._reject_larger(pipeline, limit)
                 pipeline.send([self.encoded[index] for index in pipeline.indexes])
@@ -219,10 +187,6 @@ class RedisCall(EncodedCall[Message, bytes]):
             if pipeline.leave:
                 self._servers.forget()
             self._take_outcomes(pipeline)
-            if not pipeline.reason:
-                self._suspensions.end(pipeline.server)
-            elif not pipeline.accepted and pipeline.server != SINGLE:
-                self._failed[pipeline.server] = pipeline
 
     def _set_aside(self, pipeline: Pipeline) -> bool:
         """Set messages aside if their node is suspended and not due for a trial. Return whether it is so."""
@@ -246,64 +210,32 @@ class RedisCall(EncodedCall[Message, bytes]):
 
     def _take_outcomes(self, pipeline: Pipeline) -> None:
         self.set_all(pipeline.accepted, ACCEPTED)
-        if len(pipeline.accepted) == len(pipeline.indexes):
-            return
+        is_cluster = self._servers.options.cluster
         for index, error in pipeline.refused.items():
-            self.outcomes[index] = outcome_of(error)
-            if self._servers.options.cluster and code_of(error) in REDIRECTS:
-                self._redirects[index] = error
-        self.set_all(self.without_outcome(pipeline.indexes), unanswered(pipeline.reason))
-
-    def _redirect(self) -> Iterator[Pipeline]:
-        asked: dict[Address, list[int]] = {}
-        moved: list[int] = []
-        for index, error in self._redirects.items():
-            code, _, rest = error.partition(" ")
-            if code == "ASK":
-                # "ASK", the slot, and host:port.
-                host, _, port = rest.rpartition(" ")[2].rpartition(":")
-                asked.setdefault((host, int(port)), []).append(index)
+            if is_cluster and code_of(error) in REDIRECTS:
+                self.outcomes[index] = set_aside(error, MOVED_WAIT, error_class="redis.moved")
             else:
-                moved.append(index)
-        yield from self._split(moved)
-        for server, indexes in asked.items():
-            yield self._pipeline(server, indexes, asking=True)
+                self.outcomes[index] = outcome_of(error)
+        self.set_all(self.without_outcome(pipeline.indexes), unanswered(pipeline.reason))
+        if is_cluster and pipeline.server != SINGLE:
+            self._judge(pipeline)
+
+    def _judge(self, pipeline: Pipeline) -> None:
+        """Suspend a node that accepts nothing, and resume one that does."""
+        found = (self.outcomes[index] for index in pipeline.indexes)
+        errors = [outcome.error for outcome in found if outcome and outcome.kind is OutcomeKind.UNANSWERED]
+        if not errors:
+            self._suspensions.end(pipeline.server)
+        elif not pipeline.accepted:
+            self._servers.suspend(pipeline.server, errors[0])
 
     def _result(self) -> list[Outcome]:
-        """Return the outcomes; if some nodes of a cluster accept messages, messages for other nodes are set aside."""
+        """Return the outcomes. If all nodes of a cluster accept nothing, it is an outage; otherwise, messages wait."""
         outcomes = self.complete()
-        missing = [index for index, outcome in enumerate(outcomes) if outcome.kind is OutcomeKind.UNANSWERED]
-        if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
-            return outcomes
-        for pipeline in self._failed.values():
-            self._servers.suspend(pipeline.server, pipeline.reason, pipeline.waited)
-        for index in missing:
-            outcomes[index] = set_aside(outcomes[index].error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
+        is_outage = self._servers.is_down and ACCEPTED not in outcomes
+        for index, outcome in enumerate(outcomes):
+            if is_outage and outcome.error_class == NODE_UNAVAILABLE:
+                outcomes[index] = unanswered(outcome.error)
+            elif not self._servers.is_down and outcome.kind is OutcomeKind.UNANSWERED:
+                outcomes[index] = set_aside(outcome.error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
         return outcomes
-
-    def _another_accepts(self) -> bool:
-        try:
-            others = list(self._servers.others(self._asked))
-        except Lost:
-            return False
-        return any(self._is_accepting(server, stream) for server, stream in others)
-
-    def _is_accepting(self, server: Address, stream: str) -> bool:
-        """Return whether a server accepts messages for a stream, or responds if that is empty."""
-        replies = Replies()
-        deadline = time.monotonic() + self._options.stall_timeout
-        try:
-            connection = self._servers.connect(server)
-            try:
-                if stream:
-                    # Redis refuses the ID 0-0, but only if it would write otherwise: if it has memory, serves the slot,
-                    # and is no replica.
-                    connection.send(encode_command("XADD", stream, "0-0", "-", "-"), deadline)
-                    connection.receive(replies, 1, deadline)
-                is_missing = find_missing_replicas(self._options, connection)
-            finally:
-                connection.close()
-        except Lost:
-            return False
-        refusal = replies.errors.get(0, "")
-        return not is_missing and outcome_of(refusal).kind is not OutcomeKind.UNANSWERED

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
 from redis.crc import key_slot
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
-from django_outbox.brokers.options import require_choice, require_seconds, require_text
+from django_outbox.brokers.options import require_flag, require_seconds, require_text
 from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
 from django_outbox.brokers.redis.encoding import (
     StreamEntry,
@@ -29,7 +29,7 @@ from django_outbox.brokers.redis.encoding import (
     read_streams,
 )
 from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
-from django_outbox.brokers.redis.losses import Losses, number_of
+from django_outbox.brokers.redis.losses import Losses
 from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.utils.logs import logger
@@ -55,8 +55,8 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         url: `redis://user:password@host:6379/0`, `rediss://` or `unix://`, as for `RedisStreamsPublisher`.
         stream: the stream to read.
         group: the consumer group. Each entry goes to one member of a group.
-        create_group: create the group, and the stream, if they do not exist: the group gets the entries that are there
-            already (`beginning`), or later ones only (`end`). None: the group must exist.
+        create_group: whether to create the group, and the stream, if they do not exist. The group then gets all entries
+            that are there already.
         consumer: the name of this consumer within the group, which no other running process may have. A process with
             the name of one that was killed gets its entries first, so the order is kept. Blank for a name that no
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
@@ -74,7 +74,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
 
     stream: str
     group: str
-    create_group: Literal["beginning", "end"] | None = "beginning"
+    create_group: bool = True
     consumer: str = ""
     claim_idle: float = 300.0
     dead_letters: str = ""
@@ -85,7 +85,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         RedisOptions.__post_init__(self)
         require_text("stream", self.stream, "'order.created'")
         require_text("group", self.group, "'billing'")
-        require_choice("create_group", self.create_group, ("beginning", "end", None))
+        require_flag("create_group", self.create_group)
         require_seconds("claim_idle", self.claim_idle)
         consumer: object = self.consumer
         if not isinstance(consumer, str) or consumer == RELEASED:
@@ -103,8 +103,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
         self._pid = 0
-        # The entry after which it began to read, so that no later one is left out if the group must be created again.
-        self._start: bytes | None = None
 
     @property
     def source(self) -> str:
@@ -119,11 +117,10 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         except Lost as error:
             self._servers.forget()
             raise Unavailable(str(error)) from error
-        return RedisConsumerConnection(connection, self, self._name, start=self._start)
+        return RedisConsumerConnection(connection, self, self._name)
 
     def close(self) -> None:
         if self._connection is not None:
-            self._start = self._connection.start
             super().close()
             # The stream may have moved to another node.
             self._servers.forget()
@@ -133,21 +130,15 @@ class RedisConsumerConnection(ConsumerConnection):
     """Reads the entries that this consumer has not settled yet, then new ones, and entries that others left.
 
     Acknowledgements are sent without waiting; their replies are read before the next command.
-
-    Args:
-        start: the ID of the entry after which the consumer began to read the end of the stream; None if it has not.
     """
 
-    def __init__(
-        self, connection: RedisConnection, options: RedisStreamsConsumer, name: str, *, start: bytes | None
-    ) -> None:
+    def __init__(self, connection: RedisConnection, options: RedisStreamsConsumer, name: str) -> None:
         self._owner = f"Stream {options.stream!r}, group {options.group!r}"
         self._connection = connection
         self._options = options
         self._place = options.stream, options.group
         self._consumer = name
         self._has_group = False
-        self.start = start
         self._claim_ms = max(int(options.claim_idle * 1000), 1)
         self._last_tag = 0
         self._unsettled: dict[int, StreamEntry] = {}
@@ -167,7 +158,7 @@ class RedisConsumerConnection(ConsumerConnection):
             for option, name in (("stream", options.stream), ("dead_letters", options.dead_letters)):
                 if name and self._command("TYPE", name) not in (b"none", b"stream"):
                     raise Unavailable(f"{option} {name!r} is the key of a value that is not a stream; correct it")
-            if options.create_group is None:
+            if not options.create_group:
                 self._command("XPENDING", *self._place)
         except Unavailable:
             self._connection.close()
@@ -177,23 +168,11 @@ class RedisConsumerConnection(ConsumerConnection):
         try:
             self._command("XPENDING", *self._place)
         except Unavailable:
-            if self._options.create_group is None:
+            if not self._options.create_group:
                 raise
             # If another process creates it at the same time, the next connection finds it.
-            self._command("XGROUP", "CREATE", *self._place, self._choose_start(), "MKSTREAM")
-        if self._options.create_group == "end" and self.start is None:
-            self.start = self._read_group()[b"last-delivered-id"]
+            self._command("XGROUP", "CREATE", *self._place, "0", "MKSTREAM")
         self._has_group = True
-
-    def _choose_start(self) -> str | bytes:
-        """Return the ID of the entry after which the group begins if it does not exist."""
-        if self._options.create_group == "beginning":
-            return "0"
-        if self.start is None:
-            return "$"
-        last = self._command("XREVRANGE", self._options.stream, "+", "-", "COUNT", 1)
-        # If the stream was deleted and created again, its IDs may be lower.
-        return self.start if last and number_of(last[0][0]) >= number_of(self.start) else "0"
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._has_group:

@@ -73,23 +73,25 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
         return f"Redis at {self.describe_servers()}, stream {self.stream!r}"
 
     def prepare(self) -> str:
-        # A server that accepts messages is enough: `publish` sets the messages for other nodes of a cluster aside.
-        failed: dict[Address, tuple[str, float]] = {}
+        # A server that responds is enough: `publish` sets the messages for other nodes of a cluster aside.
+        failed: dict[Address, str] = {}
         deadline = time.monotonic() + self.timeout
         try:
             for server in self._servers.all():
-                started = time.monotonic()
                 reason = self._ask(server, partial(find_missing_replicas, self))
                 if not reason:
-                    for each, (reason, seconds) in failed.items():
-                        self._servers.suspend(each, reason, seconds)
+                    if self._servers.is_down:
+                        # Otherwise the end of an outage would be noticed only at the next trial.
+                        self._servers.suspensions.end(server)
+                    for each, reason in failed.items():
+                        self._servers.suspend(each, reason)
                     return ""
-                failed[server] = reason, time.monotonic() - started
+                failed[server] = reason
                 if time.monotonic() > deadline:
                     break
         except Lost as error:
             return self._explain_lost(error)
-        return "; ".join(dict.fromkeys(reason for reason, _ in failed.values()))
+        return "; ".join(dict.fromkeys(failed.values()))
 
     def check(self) -> Sequence[str]:
         try:

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import redis
@@ -46,6 +47,11 @@ class Servers:
         self._pools: dict[Address, RedisPool] = {}
         self._lock = threading.Lock()
 
+    @property
+    def is_down(self) -> bool:
+        """Whether an unanswered message shows an outage, because no server that is known accepts messages."""
+        return True
+
     def find(self, stream: str) -> Address:
         return SINGLE
 
@@ -61,10 +67,6 @@ class Servers:
     def all(self) -> Sequence[Address]:
         return (SINGLE,)
 
-    def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
-        """Yield servers besides these that are not suspended, each with one of its streams, or an empty name."""
-        yield from ()
-
     def forget(self) -> None:
         """Forget which server has which stream, because that may have changed."""
         self.close()
@@ -76,9 +78,9 @@ class Servers:
                 found = self._pools[server] = RedisPool(lambda: self.connect(server))
             return found
 
-    def suspend(self, server: Address, reason: str, waited: float) -> None:
-        """Set messages for a server aside for ten times the seconds that were waited for it, because others accept."""
-        self.suspensions.begin(server, reason, NODE_UNAVAILABLE, least=max(NODE_WAIT, waited * 10))
+    def suspend(self, server: Address, reason: str) -> None:
+        """Set messages for a node aside, because others may accept theirs."""
+        self.suspensions.begin(server, reason, NODE_UNAVAILABLE, least=NODE_WAIT)
 
     def close(self) -> None:
         with self._lock:
@@ -110,9 +112,13 @@ class Cluster(Servers):
     def __init__(self, options: RedisOptions, owner: str) -> None:
         super().__init__(options, owner)
         self._ranges: list[Range] = []
+        self._nodes: list[Address] = []
         self._loaded_at = 0.0
-        self._slots: dict[str, int] = {}
-        self._failed_at: dict[Address, float] = {}
+        self._slot_of = lru_cache(maxsize=10_000)(lambda stream: key_slot(stream.encode()))
+
+    @property
+    def is_down(self) -> bool:
+        return all(node in self.suspensions for node in self._nodes)
 
     def split(
         self, indexes: Sequence[int], stream_of: Callable[[int], str]
@@ -138,49 +144,27 @@ class Cluster(Servers):
             yield server, each, reason
 
     def find(self, stream: str) -> Address:
-        slot = self._slots.get(stream)
-        if slot is None:
-            if len(self._slots) > 10_000:
-                self._slots.clear()
-            slot = self._slots[stream] = key_slot(stream.encode())
-        address = locate(self._ranges or self._load(), slot)
-        if address is None:
-            raise Lost(f"no node of the cluster serves slot {slot:,}: check its nodes")
-        return address
+        slot = self._slot_of(stream)
+        for first, last, address in self._ranges or self._load():
+            if first <= slot <= last:
+                return address
+        raise Lost(f"no node of the cluster serves slot {slot:,}: check its nodes")
 
     def all(self) -> Sequence[Address]:
         found = dict.fromkeys(address for _, _, address in self._ranges or self._load())
-        return sorted(found, key=self._preference)
-
-    def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
-        ranges = self._ranges or self._load()
-        streams = {locate(ranges, slot): stream for stream, slot in list(self._slots.items())}
-        for server in self.all():
-            if server not in servers and server not in self.suspensions:
-                yield server, streams.get(server, "")
+        return sorted(found, key=self.suspensions.__contains__)
 
     def connect(self, server: Address) -> RedisConnection:
-        try:
-            connection = RedisConnection(self.options, server)
-        except Lost:
-            self._failed_at[server] = time.monotonic()
-            raise
-        self._failed_at.pop(server, None)
-        return connection
+        return RedisConnection(self.options, server)
 
     def forget(self) -> None:
         self._ranges = []
 
-    def _preference(self, server: Address) -> tuple[bool, float]:
-        """Sort the nodes that failed a moment ago last, because a node that hangs may take all of the time."""
-        return server in self.suspensions, self._failed_at.get(server, 0.0)
-
     def _load(self) -> list[Range]:
-        with self._lock:
-            known = [*self.options.addresses, *self._pools]
+        known = dict.fromkeys([*self.options.addresses, *self._nodes])
         reasons: list[str] = []
         deadline = time.monotonic() + self.options.timeout
-        for address in sorted(dict.fromkeys(known), key=self._preference):
+        for address in sorted(known, key=self.suspensions.__contains__):
             if time.monotonic() > deadline:
                 break
             try:
@@ -190,7 +174,8 @@ class Cluster(Servers):
                 continue
             if ranges:
                 self._ranges, self._loaded_at = ranges, time.monotonic()
-                self._drop_others(ranges)
+                self._nodes = list(dict.fromkeys(address for _, _, address in ranges))
+                self._drop_others()
                 return ranges
             reasons.append(f"{name_addresses([address])}: it serves no slots")
         raise Lost("; ".join(reasons))
@@ -207,21 +192,15 @@ class Cluster(Servers):
             for first, last, master, *_ in reply
         ]
 
-    def _drop_others(self, ranges: Sequence[Range]) -> None:
-        found = {address for _, _, address in ranges}
+    def _drop_others(self) -> None:
         with self._lock:
-            dropped = [self._pools.pop(address) for address in list(self._pools) if address not in found]
+            dropped = [self._pools.pop(address) for address in list(self._pools) if address not in self._nodes]
         for pool in dropped:
             pool.close()
         for server in self.suspensions:
-            if server not in found:
+            if server not in self._nodes:
                 # Its messages go to another server now.
                 self.suspensions.end(server)
-
-
-def locate(ranges: Sequence[Range], slot: int) -> Address | None:
-    """Return the node that has a slot; None if no node has it."""
-    return next((address for first, last, address in ranges if first <= slot <= last), None)
 
 
 def make_servers(options: RedisOptions, owner: str) -> Servers:
