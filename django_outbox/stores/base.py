@@ -377,7 +377,7 @@ class Store(ClaimQueries):
     def execute(self, sql: str, params: Sequence[Any] = ()) -> int:
         """Run a statement on the tables of `_TABLES`, and return how many rows it touched."""
         with self.connection.cursor() as session:
-            session.execute(self._named(sql), params)
+            session.execute(self.name_tables(sql), params)
             return int(session.rowcount)
 
     @abc.abstractmethod
@@ -387,10 +387,11 @@ class Store(ClaimQueries):
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement on the tables of `_TABLES`, and return its rows."""
         with self.connection.cursor() as session:
-            session.execute(self._named(sql), params)
+            session.execute(self.name_tables(sql), params)
             return list(session.fetchall())
 
-    def _named(self, sql: str) -> str:
+    def name_tables(self, sql: str) -> str:
+        """Return a statement on the tables of `_TABLES` with their names."""
         for name, model in _TABLES.items():
             if name in sql:
                 sql = sql.replace(name, self.connection.ops.quote_name(model._meta.db_table))

@@ -3,7 +3,7 @@
 import datetime
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -229,9 +229,14 @@ SELECT current_setting('transaction_read_only')::bool OR EXISTS (
     WHERE publisher = %s AND blocks_key = ANY('{t,f}') AND available_at <= statement_timestamp()
 )"""
 
-FEW_STATEMENTS = {
+PREPARED_BEGIN = {
     "outbox_begin(text)": BEGIN.replace("%s", "{}").rstrip().format("$1", "false")
     + KEEP_PLANS.replace("\nSELECT", ",\n   "),
+}
+"""The statement with which a transaction of prepared statements begins."""
+
+CLAIM_FEW = {
+    **PREPARED_BEGIN,
     "outbox_due(text)": HAS_DUE.replace("%s", "$1"),
     "outbox_own(text)": f"""
 SELECT max(step), set_config('outbox.owned', coalesce(array_agg(partition) FILTER (WHERE own), '{{}}')::text, true)
@@ -361,7 +366,7 @@ class PostgreSQLStore(LockingStore):
             yield claim or stack.enter_context(super().claim(request))
 
     def has_due(self, publisher: str) -> bool:
-        if not prepare(self.connection, self.list_few_statements):
+        if not prepare(self, self.FEW_STATEMENTS):
             return bool(self.fetch(HAS_DUE, [publisher])[0][0])
         driver = self.connection.connection
         try:
@@ -374,42 +379,56 @@ class PostgreSQLStore(LockingStore):
 
     def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
         """Claim few messages with one round trip, until the stack ends; return None if an ordinary claim is needed."""
-        connection, cursor, publisher = self.connection, request.cursor, request.publisher
-        if connection.in_atomic_block or not prepare(connection, self.list_few_statements):
+        if self.connection.in_atomic_block:
             return None
-        max_bytes, driver = request.max_bytes // 2, connection.connection
-        after = cursor.unkeyed.start() or EARLIEST
+        cursor, publisher, max_bytes = request.cursor, request.publisher, request.max_bytes // 2
+        with ExitStack() as opened:
+            begun = self.begin_prepared(
+                opened,
+                self.FEW_STATEMENTS,
+                request.max_seconds,
+                ("outbox_own", [publisher]),
+                ("outbox_read", [publisher, max_bytes]),
+                ("outbox_unkeyed", [publisher, max_bytes, cursor.unkeyed.start() or EARLIEST]),
+            )
+            if begun is None:
+                return None
+            backend, [[(steps, _)], keyed, unkeyed] = begun
+            cursor.note_few(keyed, unkeyed, steps=steps, max_bytes=max_bytes)
+            if keyed or unkeyed or cursor.caught_up:
+                stack.push(opened.pop_all())
+                return Claim(read_messages([*sorted(keyed), *unkeyed]), PREPARED, backend=backend)
+        return None
+
+    def begin_prepared(
+        self, stack: ExitStack, statements: Mapping[str, str], max_seconds: float, *calls: tuple[str, Sequence[Any]]
+    ) -> tuple[Backend, list[list[Any]]] | None:
+        """Begin the transaction of a claim and execute prepared statements in it, with one round trip.
+
+        The transaction ends with the stack.
+
+        Args:
+            statements: `PREPARED_BEGIN` and those of the calls, as `prepare` takes them.
+            calls: the names of statements that return rows, and their arguments.
+
+        Returns:
+            The process of the server and the rows of each call; None if the session has not kept the statements.
+        """
+        if not prepare(self, statements):
+            return None
+        driver = self.connection.connection
         try:
             with ExitStack() as opened:
-                opened.enter_context(transaction.atomic(using=connection.alias))
-                [begun], [(steps, _)], keyed, unkeyed = execute(
-                    connection,
-                    READ_COMMITTED,
-                    ("outbox_begin", [milliseconds(request.max_seconds)]),
-                    ("outbox_own", [publisher]),
-                    ("outbox_read", [publisher, max_bytes]),
-                    ("outbox_unkeyed", [publisher, max_bytes, after]),
-                )
-                self._require_primary(read_only=begun[0])
-                cursor.note_few(keyed, unkeyed, steps=steps, max_bytes=max_bytes)
-                if keyed or unkeyed or cursor.caught_up:
-                    stack.push(opened.pop_all())
-                    return Claim(read_messages([*sorted(keyed), *unkeyed]), PREPARED, backend=(begun[1], None))
+                opened.enter_context(transaction.atomic(using=self.connection.alias))
+                begin = ("outbox_begin", [milliseconds(max_seconds)])
+                [(read_only, pid, *_)], *found = execute(self.connection, READ_COMMITTED, begin, *calls)
+                self._require_primary(read_only=read_only)
+                stack.push(opened.pop_all())
+                return (pid, None), found
         except DatabaseError as error:
             if not note_lost(driver, error):
                 raise
         return None
-
-    def list_few_statements(self) -> dict[str, str]:
-        """Return the statements of a claim of few messages, and those that settle it, as `prepare` takes them."""
-        return {
-            name: self._named(sql).replace("%%", "%")
-            for name, sql in {
-                **FEW_STATEMENTS,
-                "outbox_processed(text)": self.PROCESSED.replace("%s", "$1"),
-                "outbox_deleted(text)": self.DELETED.replace("%s", "$1"),
-            }.items()
-        }
 
     def claim_queries(self, passed: str) -> ClaimQueries:
         return PostgreSQLStore(self.connection, passed)
@@ -421,6 +440,12 @@ class PostgreSQLStore(LockingStore):
             attempts = least(attempts, 2147483646) + 1, error = '', error_class = ''
         WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL
     """
+    FEW_STATEMENTS = CLAIM_FEW | {
+        "outbox_processed(text)": PROCESSED.replace("%s", "$1"),
+        "outbox_deleted(text)": DELETED.replace("%s", "$1"),
+    }
+    """The statements of a claim of few messages, and those that settle it."""
+
     FAILED = f"""
         UPDATE {{table}} message
         SET failed_at = statement_timestamp(), available_at = NULL,
@@ -488,8 +513,8 @@ class PostgreSQLStore(LockingStore):
             return True
         return False
 
-    def _named(self, sql: str) -> str:
-        return super()._named(sql).replace("{due}", self._due)
+    def name_tables(self, sql: str) -> str:
+        return super().name_tables(sql).replace("{due}", self._due)
 
     @property
     def _due(self) -> str:
@@ -584,7 +609,7 @@ class PostgreSQLStore(LockingStore):
 
     def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
         with self.connection.cursor() as session:
-            session.execute(self._named(INSERT_ROWS), [json.dumps(rows)])
+            session.execute(self.name_tables(INSERT_ROWS), [json.dumps(rows)])
             # Usually all of them are new, and reading their IDs takes time.
             if session.rowcount == len(rows):
                 return [row["message_id"] for row in rows]

@@ -5,45 +5,60 @@ connection pooler shares with other clients cannot keep them, so there, and with
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.stores.base import Store
+
 LOST = ("0A000", "26000", "42P05")
 """The codes of a statement whose columns have other types since a migration, that does not exist, or that exists
 already. The last two show that the session was reset, or has other clients."""
 
-_are_prepared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-"""Whether the statements are prepared, by the driver's connections."""
+_prepared: weakref.WeakKeyDictionary[Any, set[str] | None] = weakref.WeakKeyDictionary()
+"""The statements that are prepared, by the driver's connections; None if a connection cannot keep any."""
 
 
-def prepare(connection: BaseDatabaseWrapper, list_statements: Callable[[], Mapping[str, str]]) -> bool:
+def prepare(store: Store, statements: Mapping[str, str]) -> bool:
     """Prepare statements unless that was done before, and return whether this connection can execute them.
 
     Args:
-        list_statements: returns the statements by name and types of parameters, such as `due(text)`.
+        statements: by name and types of parameters, such as `due(text)`, with placeholders for the names of tables.
     """
+    store.connection.ensure_connection()
+    driver = store.connection.connection
+    if driver not in _prepared:
+        _prepared[driver] = set() if _keeps_statements(store.connection) else None
+    known = _prepared[driver]
+    if known is None or statements.keys() <= known:
+        return known is not None
+    new = [(name, store.name_tables(sql)) for name, sql in statements.items() if name not in known]
+    try:
+        with store.connection.cursor() as session:
+            session.execute(";".join(f"PREPARE {name} AS {sql}" for name, sql in new))
+    except DatabaseError:
+        # If the table is missing, or the connection is lost, the next statement shows it.
+        _prepared[driver] = None
+        return False
+    known.update(statements)
+    return True
+
+
+def _keeps_statements(connection: BaseDatabaseWrapper) -> bool:
     from django.db.backends.postgresql import psycopg_any  # noqa: PLC0415 - needs a driver
 
-    connection.ensure_connection()
-    driver = connection.connection
-    if driver not in _are_prepared:
-        _are_prepared[driver] = False
+    try:
         with connection.cursor() as session:
             # A cursor that binds on the server sends one statement at a time.
-            if psycopg_any.is_psycopg3 and isinstance(session.cursor, psycopg_any.ClientCursor):
-                try:
-                    session.execute("SELECT pg_backend_pid()")
-                    # A pooler reports another number.
-                    if session.fetchone() == (driver.info.backend_pid,):
-                        session.execute(";".join(f"PREPARE {name} AS {sql}" for name, sql in list_statements().items()))
-                        _are_prepared[driver] = True
-                except DatabaseError:
-                    # If the table is missing, or the connection is lost, the next statement shows it.
-                    return False
-    return _are_prepared[driver]
+            if not (psycopg_any.is_psycopg3 and isinstance(session.cursor, psycopg_any.ClientCursor)):
+                return False
+            session.execute("SELECT pg_backend_pid()")
+            # A pooler reports another number.
+            return bool(session.fetchone() == (connection.connection.info.backend_pid,))
+    except DatabaseError:
+        return False
 
 
 def execute(
@@ -69,5 +84,5 @@ def note_lost(driver: object, error: DatabaseError) -> bool:
     """Use the statements no more if an error shows that the session has lost them; return whether it does."""
     is_lost = getattr(error.__cause__, "sqlstate", None) in LOST
     if is_lost:
-        _are_prepared[driver] = False
+        _prepared[driver] = None
     return is_lost

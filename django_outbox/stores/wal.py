@@ -3,11 +3,13 @@
 import re
 import zlib
 from collections.abc import Sequence, Set
-from typing import NamedTuple
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 from django_outbox.db.snapshots import Snapshot
-from django_outbox.stores.postgresql import PostgreSQLStore, array
-from django_outbox.stores.stream import CURRENT, IS_STREAMED_BY_ID, WAITS
+from django_outbox.stores.postgresql import PREPARED_BEGIN, PostgreSQLStore, array
+from django_outbox.stores.rows import Backend
+from django_outbox.stores.stream import CURRENT, IS_STREAMED_BY_ID, LOCK, WAITS, StoredPosition
 
 PUBLICATION = "django_outbox"
 """The name of the publication, which `outbox_publication` creates."""
@@ -39,6 +41,13 @@ FROM (
     SELECT id, {WAITS} AS waits FROM {{table}} message WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}
 ) streamed
 """
+
+CLAIM = {
+    **PREPARED_BEGIN,
+    "outbox_lock_position(text, tid)": LOCK % ("$1", "$2"),
+    "outbox_inspect(text, bigint[])": INSPECT % ("$1", "$2"),
+}
+"""The statements of a claim of messages that the log has brought."""
 
 # A standby has neither the slots of its primary nor the end of the log.
 READER = """
@@ -121,6 +130,13 @@ class Inspection(NamedTuple):
     streamed: Set[int]
     waiting: Set[int]
 
+    @classmethod
+    def read(cls, row: Sequence[Any]) -> "Inspection":
+        """Read the row that INSPECT returns."""
+        text, own, lsn, timeline, published, streamed, waiting = row
+        visible = Snapshot.read(text, own)
+        return cls(visible, lsn, timeline, published or "", frozenset(streamed), frozenset(waiting))
+
 
 class LogQueries:
     """The queries that are needed to follow the log for one publisher's stream."""
@@ -131,10 +147,32 @@ class LogQueries:
 
     def inspect(self, ids: Sequence[int]) -> Inspection:
         """Inspect the database and the messages with these ids."""
-        ((text, own, *facts, streamed, waiting),) = self._store.fetch(INSPECT, [self._publisher, array(ids)])
-        lsn, timeline, published = facts
-        visible = Snapshot.read(text, own)
-        return Inspection(visible, lsn, timeline, published or "", frozenset(streamed), frozenset(waiting))
+        return Inspection.read(self._store.fetch(INSPECT, [self._publisher, array(ids)])[0])
+
+    def claim(
+        self, stack: ExitStack, position: StoredPosition, ids: Sequence[int], *, max_seconds: float
+    ) -> tuple[Backend, Inspection] | None:
+        """Begin the transaction of a claim, lock the position and inspect messages, with one round trip.
+
+        The transaction ends with the stack. Return None if another relay has the position or has moved it, or if the
+        session cannot keep the statements.
+        """
+        calls = (
+            ("outbox_lock_position", [self._publisher, position.address]),
+            (
+                "outbox_inspect",
+                [self._publisher, array(ids)],
+            ),
+        )
+        with ExitStack() as opened:
+            begun = self._store.begin_prepared(opened, CLAIM, max_seconds, *calls)
+            if begun is None:
+                return None
+            backend, [locked, [inspected]] = begun
+            if [StoredPosition(*row) for row in locked] != [position]:
+                return None
+            stack.push(opened.pop_all())
+            return backend, Inspection.read(inspected)
 
     def has_reader(self, slot: str) -> bool:
         """Return whether a relay reads the log through this slot, or is about to."""

@@ -26,6 +26,7 @@ from django_outbox.relay.sources import StreamFirst, stream, stream_first
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
 from django_outbox.stores.pausing import pause, resume
+from django_outbox.stores.stream import StoredPosition
 from tests.conftest import ALIASES
 from tests.streams.sources import new_source
 from tests.support.databases import open_transaction, statements
@@ -349,7 +350,7 @@ def test_a_position_is_found_although_that_of_another_publisher_lies_where_it_la
     StreamPosition.objects.using(PG).create(publisher="other")
     with connections[PG].cursor() as cursor:
         cursor.execute("SELECT ctid::text FROM django_outbox_streamposition WHERE publisher = 'other'")
-        (source.stream._address,) = cursor.fetchone()
+        source.stream._position = StoredPosition(*cursor.fetchone())
     ids = put(1, PG)
     deliver(source)
     assert scripted.published()[1:] == ids

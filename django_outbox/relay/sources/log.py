@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from django_outbox.db.snapshots import Snapshot
 from django_outbox.messages import Message
@@ -31,6 +31,9 @@ from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import StoredPosition, Stream
 from django_outbox.stores.wal import PUBLICATION, SET_UP, Inspection, LogQueries, find_publication
 from django_outbox.utils.logs import logger
+
+if TYPE_CHECKING:
+    from django_outbox.stores.replication import Transaction
 
 MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""
@@ -57,6 +60,27 @@ class Sample(NamedTuple):
     visible: Snapshot
     lsn: int
     at: float
+
+
+class Arrived(NamedTuple):
+    """What has arrived behind a position, before it is inspected.
+
+    Attributes:
+        passed: the position, or a newer snapshot if nothing new was visible in it.
+        batch: the first transactions that have not passed.
+        complete: whether these are all.
+        count: the number of transactions that the feed had received.
+    """
+
+    feed: Feed
+    passed: Snapshot
+    batch: "Sequence[Transaction]"
+    complete: bool
+    count: int
+
+    @property
+    def ids(self) -> list[int]:
+        return [message.id for each in self.batch for message in each.messages]
 
 
 class Brought(NamedTuple):
@@ -144,45 +168,35 @@ class LogFollower:
             self._close_feed(self._feed.ended)
         if not self.stands_by:
             return False
-        if self._queries.has_reader(self._slot):
+        if self.queries.has_reader(self._slot):
             return True
         self._stands_by_until = self._open_at = 0.0
         return False
 
-    def read(self, stream: Stream, position: StoredPosition, limit: int) -> Brought | None:
-        """Return the next messages behind the position; None if they must be listed."""
-        self._in_hand = self._done = -1
-        brought = None
-        if self._feed is not None and self._feed.is_live and not position.page:
-            brought = self._read_feed(stream, self._feed, position, limit)
-        if brought is None:
-            self._look_at = 0.0
-        return brought
-
-    def note_listing(self, passed: str, *, may_open: bool) -> None:
-        """Note where the stream stands after a listing, and begin to read the log if it has caught up (`may_open`)."""
-        if self._feed is not None:
-            # The position is not stored if nothing is new.
-            self._seen = Snapshot.read(passed)
-        elif may_open and time.monotonic() >= self._open_at:
-            self._open_feed()
-
-    @property
-    def _store(self) -> PostgreSQLStore:
-        return cast(PostgreSQLStore, self._table.store)
-
-    @property
-    def _queries(self) -> LogQueries:
-        return LogQueries(self._store, self._table.publisher_alias)
-
-    def _read_feed(self, stream: Stream, feed: Feed, position: StoredPosition, limit: int) -> Brought | None:
+    def find_arrived(self, position: StoredPosition, limit: int) -> Arrived | None:
+        """Return what has arrived behind the position; None if messages must be listed."""
+        feed = self._feed
+        if feed is None or not feed.is_live or position.page:
+            return None
         passed = Snapshot.read(position.passed)
         if self._seen is not None:
             passed = passed.union(self._seen)
-        arrived = feed.arrived
+        count = feed.arrived
         feed.forget(passed)
-        batch, complete = feed.list_next(passed, limit, self._table.settings.batch_bytes)
-        inspection = self._queries.inspect([message.id for each in batch for message in each.messages])
+        return Arrived(feed, passed, *feed.list_next(passed, limit, self._table.settings.batch_bytes), count)
+
+    def read(self, stream: Stream, position: StoredPosition, limit: int) -> Brought | None:
+        """Return the next messages behind the position; None if they must be listed."""
+        arrived = self.find_arrived(position, limit)
+        if arrived is not None:
+            return self.take(stream, arrived, self.queries.inspect(arrived.ids))
+        self._note_nothing()
+        return None
+
+    def take(self, stream: Stream, arrived: Arrived, inspection: Inspection) -> Brought | None:
+        """Return the messages that have arrived and are to be delivered; None if they must be listed."""
+        self._note_nothing()
+        feed, passed, batch, complete, count = arrived
         visible = inspection.visible
         if difference := self._find_difference(stream, feed, inspection):
             self._close_feed(difference)
@@ -203,11 +217,31 @@ class LogFollower:
         takes_all = complete and len(ready) == len(batch)
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
         messages.sort(key=lambda message: message.id)
-        self._in_hand = arrived if takes_all else -1
+        self._in_hand = count if takes_all else -1
         if not messages:
             self._seen, self._done = sampled, self._in_hand
         goes_on = not complete or (not takes_all and feed.is_fresh)
         return Brought(messages, inspection.waiting, str(sampled), takes_all, goes_on)
+
+    def note_listing(self, passed: str, *, may_open: bool) -> None:
+        """Note where the stream stands after a listing, and begin to read the log if it has caught up (`may_open`)."""
+        if self._feed is not None:
+            # The position is not stored if nothing is new.
+            self._seen = Snapshot.read(passed)
+        elif may_open and time.monotonic() >= self._open_at:
+            self._open_feed()
+
+    @property
+    def _store(self) -> PostgreSQLStore:
+        return cast(PostgreSQLStore, self._table.store)
+
+    @property
+    def queries(self) -> LogQueries:
+        return LogQueries(self._store, self._table.publisher_alias)
+
+    def _note_nothing(self) -> None:
+        self._look_at = 0.0
+        self._in_hand = self._done = -1
 
     def _find_difference(self, stream: Stream, feed: Feed, inspection: Inspection) -> str:
         """Return why the log may lack messages of the table; empty if it does not."""
@@ -243,8 +277,8 @@ class LogFollower:
             self._report(f"the publication {PUBLICATION} is missing or incomplete. {remedy}")
             return
         self._published = publication.identity
-        table, self._slot = self._queries.find_table()
-        if self._queries.has_reader(self._slot):
+        table, self._slot = self.queries.find_table()
+        if self.queries.has_reader(self._slot):
             self._stand_by()
             return
         self._feed = Feed(

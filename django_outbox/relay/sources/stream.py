@@ -10,7 +10,7 @@ import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import cast
@@ -98,7 +98,7 @@ class StreamReader:
         self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
-        self._address = ""  # where the row of the position was last
+        self._position = StoredPosition()  # as it was last
         self._has_position = False
         self._stands_by = False  # another worker had the position
         self._listing: Listing | None = None
@@ -188,31 +188,62 @@ class StreamReader:
 
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
-        table, claim = self._table, Claim([])
         self._batch = None
-        nested = table.connection.in_atomic_block
         try:
-            with self._store.transaction(table.claim_timeout, transactional=table.transactional) as backend:
-                self.note_backend(backend)
-                stream = self._stream
-                position = self._lock(stream)
-                if position is not None and nested:
-                    self._move_uncommitted(stream, position)
-                elif position is not None:
-                    claim = self._read(stream, position, limit)
-                yield claim
+            with ExitStack() as stack:
+                claim = self._claim_arrived(limit, stack)
+                yield self._claim_locked(limit, stack) if claim is None else claim
         except BaseException as error:
             if self._batch is not None and shows_refused_row(error):
                 self._suspects = self._suspects | self._batch.ids
             self._forget()
             raise
 
+    def _claim_arrived(self, limit: int, stack: ExitStack) -> Claim | None:
+        """Claim what the log has brought, with one round trip, until the stack ends; None if that is impossible.
+
+        It is possible while nothing but this worker has moved the position. The position is locked, as in other claims.
+        """
+        log, table, position = self._log, self._table, self._position
+        if log is None or not position.address or self._isolates:
+            return None
+        if table.transactional or table.connection.in_atomic_block:
+            return None
+        arrived = log.find_arrived(position, limit)
+        if arrived is None:
+            return None
+        with ExitStack() as opened:
+            begun = log.queries.claim(opened, position, arrived.ids, max_seconds=table.claim_timeout)
+            if begun is None:
+                return None
+            backend, inspection = begun
+            stream = self._stream
+            brought = None if self.note_backend(backend) else log.take(stream, arrived, inspection)
+            if brought is None:
+                return None
+            stack.push(opened.pop_all())
+            return self._take(stream, position, brought)
+
+    def _claim_locked(self, limit: int, stack: ExitStack) -> Claim:
+        """Lock the position until the stack ends, and claim from there; nothing if another worker has it."""
+        table = self._table
+        nested = table.connection.in_atomic_block
+        opening = self._store.transaction(table.claim_timeout, transactional=table.transactional)
+        self.note_backend(stack.enter_context(opening))
+        stream = self._stream
+        position = self._lock(stream)
+        if position is not None and nested:
+            self._move_uncommitted(stream, position)
+        elif position is not None:
+            return self._read(stream, position, limit)
+        return Claim([])
+
     @contextmanager
     def _open_one(self, message: Message) -> Iterator[Claim]:
         table, store = self._table, self._store
         with store.transaction(table.claim_timeout, transactional=True):
             stream = self._stream
-            if self._has_position and (position := stream.lock(self._address)):
+            if self._has_position and (position := stream.lock(self._position.address)):
                 stream.move_one_to_table(position, message.id)
             yield Claim([*store.find_unchanged(table.publisher_alias, message)])
 
@@ -225,7 +256,7 @@ class StreamReader:
             self.has_nothing = True
             self.next_look = time.monotonic() + NO_STREAM_INTERVAL
             return None
-        position = stream.lock(self._address)
+        position = stream.lock(self._position.address)
         if position is None:
             # Once, another worker may only have looked; and one that has the position will soon stand by for the log.
             is_read = self._log is not None and self._log.is_open
@@ -272,7 +303,7 @@ class StreamReader:
         A server that recovers has lost what was not on its disk, and gives the numbers of such transactions, a relay's
         for example, to new ones. An old snapshot takes their messages for delivered.
         """
-        self._listing, self.passed = None, self.passed and NOTHING
+        self._listing, self._position, self.passed = None, StoredPosition(), self.passed and NOTHING
 
     def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
         """Move messages to the table in a test's transaction: no snapshot can contain its number."""
@@ -296,7 +327,7 @@ class StreamReader:
 
     def _take(self, stream: Stream, position: StoredPosition, brought: Brought) -> Claim:
         """Return the messages that the log has brought, and move the position past those that wait."""
-        self.goes_on = brought.goes_on
+        self._position, self.goes_on, self.has_nothing = position, brought.goes_on, False
         if not brought.messages:
             # If there were some, they are in the table.
             self._listing, self.passed, self.has_nothing = None, brought.passed, brought.is_all
@@ -304,7 +335,7 @@ class StreamReader:
         self.passed = position.passed
         ids = [message.id for message in brought.messages]
         listing = Listing(replace(position, page_start=ids[0]), brought.passed, ids, complete=True)
-        self._listing, self._address = listing, position.address
+        self._listing = listing
         messages = [message for message in brought.messages if message.id not in brought.waiting]
         self._batch = StreamedBatch(listing, ids[-1], brought.waiting)
         claim = Claim([*messages], self._batch)
@@ -337,7 +368,7 @@ class StreamReader:
                 end = rows[-1][0] if rows else ids[-1]
             waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
             messages = read_messages([row for row in rows if row[0] not in waiting])
-            self._listing, self._address = listing, position.address
+            self._listing, self._position = listing, position
             self._batch = StreamedBatch(listing, end, waiting)
             claim = Claim(messages, self._batch)
             if messages or limit < 1:
@@ -381,7 +412,7 @@ class StreamReader:
         moved = {*ids} - left.keys()
         stream.move_to_table(moved)
         if passed := [*takewhile(moved.__contains__, listing.ids)]:
-            self._address = stream.move(listing.after(passed[-1]).position).address
+            self._position = stream.move(listing.after(passed[-1]).position)
         self._listing, self._left = None, len(left)
         # A later message in the table must not overtake one of its key that is left.
         is_all = last.complete and len(left) + len(moved) == len(listed) and not any(left.values())
@@ -417,7 +448,7 @@ class StreamReader:
             end = listing.ids[before - 1]
         listing = listing.after(end)
         position = stream.move(listing.position)
-        self._listing, self._address = replace(listing, position=position), position.address
+        self._listing, self._position = replace(listing, position=position), position
 
     def _check_server(self, stream: Stream, position: StoredPosition) -> StoredPosition | None:
         """Return the position, as it is on this server; None while messages of another one are being settled.
