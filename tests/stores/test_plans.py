@@ -254,7 +254,8 @@ class TestFew:
         with another_alias("postgresql") as using, transaction.atomic(using=using):
             run(using, f"CREATE SCHEMA grown; CREATE TABLE grown.{table} (LIKE {table} INCLUDING ALL)")
             run(using, "SET LOCAL search_path TO grown")
-            assert prepare(store := PostgreSQLStore(connections[using]), store.FEW_STATEMENTS)
+            store = PostgreSQLStore(connections[using])
+            assert prepare(store, store.FEW_STATEMENTS)
             run(using, postgresql.KEEP_PLANS)
             for call in calls:
                 assert len(run(using, f"EXECUTE {call}")) <= 1

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
@@ -20,13 +21,13 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, Message, rejected, retry_later
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import Heartbeat, Pause, Status, StreamPosition
 from django_outbox.monitoring import verdicts
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import Phases
+from django_outbox.relay.batch import Phases, Unsettled
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import log, stream
 from django_outbox.stores.clock import read_clock
@@ -140,6 +141,54 @@ def test_messages_come_from_the_log_without_a_search(worker: Worker, scripted: S
     assert scripted.published()[1:] == ids
     assert statements(queries) == ["SET", "UPDATE"]
     assert worker.deliver() == 0
+
+
+def test_what_another_relay_has_delivered_is_not_delivered_again(worker: Worker, scripted: Script):
+    worker.follow()
+    ids = put(2, LOG, keys=1)
+    worker.receive()
+    other, _ = new_log_source(LOG)
+    with closing(other):
+        BrokerDeliverer(Phases(ScriptedPublisher("default"), other, get_settings())).deliver(100)
+    assert worker.deliver() == 0
+    ids += put(1, LOG, keys=1)
+    worker.receive()
+    worker.deliver_until(lambda: scripted.published() == ids)
+
+
+def test_a_session_that_is_lost_while_its_batch_is_published_repeats_that_batch_before_others(
+    worker: Worker, scripted: Script
+):
+    worker.follow()
+    ids = put(2, LOG, keys=1)
+    worker.receive()
+
+    def lose(message: Message) -> Outcome:
+        scripted.answer = lambda message: ACCEPTED
+        driver = connections[LOG].connection
+        with psycopg.connect(driver.info.dsn, autocommit=True) as session:
+            session.execute("SELECT pg_terminate_backend(%s, 5000)", [driver.info.backend_pid])
+        return ACCEPTED
+
+    scripted.answer = lose
+    with pytest.raises(Unsettled):
+        worker.deliver()
+    later = put(2, LOG, keys=1)
+    connections[LOG].close()
+    worker.deliver_until(lambda: scripted.published() == ids + ids + later)
+
+
+@pytest.mark.parametrize("reset", ["DISCARD ALL", "DEALLOCATE outbox_inspect"])
+def test_a_session_that_loses_its_statements_goes_on(reset: str, worker: Worker, scripted: Script):
+    worker.follow()
+    ids: list[int] = []
+    for statement in ("SELECT 1", reset, "SELECT 1"):
+        execute(statement)
+        ids += put(1, LOG)
+        worker.receive()
+        assert worker.deliver() == 1
+    assert scripted.published() == ids
+    assert worker.log.follows
 
 
 @pytest.mark.parametrize("from_log", [True, False], ids=["log", "table"])

@@ -5,6 +5,9 @@ without a query that looks for them. A batch from the log adds the numbers of it
 position. The numbers in between count as running, until the log has reached a place behind everything that is visible
 in a newer snapshot (a sample) and all of that is delivered: then the sample is added to the position.
 
+While the position is where this worker has left it, one round trip locks it and inspects what has arrived. Otherwise
+the position is locked and read first, and what lies behind it is inspected or listed.
+
 So the position must never pass a message that the log does not bring. The log brings every transaction that is
 committed after the feed has become live. The others have smaller numbers than `_start`, the end of the first snapshot
 that is taken after that. They have passed if the position has reached `_start` and sees each smaller number that is
@@ -69,14 +72,14 @@ class Arrived(NamedTuple):
         passed: the position, or a newer snapshot if nothing new was visible in it.
         batch: the first transactions that have not passed.
         complete: whether these are all.
-        count: the number of transactions that the feed had received.
+        received: the number of transactions that the feed had received.
     """
 
     feed: Feed
     passed: Snapshot
     batch: "Sequence[Transaction]"
     complete: bool
-    count: int
+    received: int
 
     @property
     def ids(self) -> list[int]:
@@ -181,9 +184,9 @@ class LogFollower:
         passed = Snapshot.read(position.passed)
         if self._seen is not None:
             passed = passed.union(self._seen)
-        count = feed.arrived
+        received = feed.arrived
         feed.forget(passed)
-        return Arrived(feed, passed, *feed.list_next(passed, limit, self._table.settings.batch_bytes), count)
+        return Arrived(feed, passed, *feed.list_next(passed, limit, self._table.settings.batch_bytes), received)
 
     def read(self, stream: Stream, position: StoredPosition, limit: int) -> Brought | None:
         """Return the next messages behind the position; None if they must be listed."""
@@ -196,7 +199,7 @@ class LogFollower:
     def take(self, stream: Stream, arrived: Arrived, inspection: Inspection) -> Brought | None:
         """Return the messages that have arrived and are to be delivered; None if they must be listed."""
         self._note_nothing()
-        feed, passed, batch, complete, count = arrived
+        feed, passed, batch, complete, received = arrived
         visible = inspection.visible
         if difference := self._find_difference(stream, feed, inspection):
             self._close_feed(difference)
@@ -217,7 +220,7 @@ class LogFollower:
         takes_all = complete and len(ready) == len(batch)
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
         messages.sort(key=lambda message: message.id)
-        self._in_hand = count if takes_all else -1
+        self._in_hand = received if takes_all else -1
         if not messages:
             self._seen, self._done = sampled, self._in_hand
         goes_on = not complete or (not takes_all and feed.is_fresh)
