@@ -126,7 +126,7 @@ class MessageList(ChangeList):
     ids: list[int] | None = None
     """The messages to list, if finding them takes more than one read of an index."""
     looked_through_all = True
-    """Whether all messages were considered in verdict `ids`."""
+    """Whether all messages were considered in finding `ids`."""
 
     warning = ""
     """The overview's verdict, if an empty list would look as if all were well; else blank."""

@@ -167,7 +167,7 @@ def advance(
     """Change messages for about this time, at least one batch. It may raise ArchiveUnavailable."""
     before, reason = progress.done, progress.reason or ""
     found = find_members(operation, group, datetime.datetime.fromisoformat(progress.until))
-    # Verdict them takes a second itself if very many have failed.
+    # Finding them takes a second itself if very many have failed.
     deadline = time.monotonic() + seconds
     left = len(found.targets)
     for ids in batches(target.id for target in found.targets):

@@ -19,6 +19,7 @@ from django_outbox.monitoring.figures import (
     PublisherStatus,
     Status,
     StreamStatus,
+    Verdict,
 )
 from django_outbox.monitoring.verdicts import MAX_AGE
 from django_outbox.utils.text import duration
@@ -40,6 +41,16 @@ LABELS: dict[Level, Any] = {
     Level.CRITICAL: gettext_lazy("Critical"),
 }
 
+STATES: dict[str, Any] = {
+    "crashed": gettext_lazy("crashed"),
+    "not_delivering": gettext_lazy("not delivering"),
+    "unavailable": gettext_lazy("unavailable"),
+    "not_reporting": gettext_lazy("not reporting"),
+    "unknown_publisher": gettext_lazy("not in the settings"),
+    "behind": gettext_lazy("behind"),
+}
+"""The state of a publisher about which there is a verdict."""
+
 _STANDBYS = ngettext_lazy("%(count)s relay stands by", "%(count)s relays stand by", "number")
 
 MAX_RELAYS = 20
@@ -60,23 +71,30 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool], perio
     streams = {each.publisher: _describe_stream(each, status) for each in status.streams}
     return {
         "status": status,
-        "verdicts": [
-            (each, LABELS[each.level], remedy(each.code))
-            for each in status.verdicts
-            if each.level or each is status.verdict
-        ],
-        "totals": _totals(status.publishers),
+        "verdicts": _verdicts(status),
+        "totals": _totals(status),
         "publishers": [
-            (each, _oldest(each.oldest_due, each.oldest_is_exact), streams.get(each.alias, ""))
+            (each, *_state(each, status), _oldest(each.oldest_due, each.oldest_is_exact), streams.get(each.alias, ""))
             for each in status.publishers
         ],
         "chart": draw(status.last_day if period == "day" else status.last_hour),
         "groups": status.failures[:MAX_GROUPS],
         "waiting_groups": groups[:MAX_GROUPS],
+        "several_publishers": len({group.publisher for group in [*status.failures, *groups]}) > 1,
         "waiting_is_complete": is_complete and len(groups) <= MAX_GROUPS,
         "relays": [*living[:MAX_RELAYS], *gone[:MAX_GONE]],
         "folded": [*living[MAX_RELAYS:], *gone[MAX_GONE:]],
     }
+
+
+def _verdicts(status: Status) -> list[tuple[Verdict, Any, str, str]]:
+    """Return the verdicts with their label, their remedy, and their reason unless an earlier one has the same."""
+    shown = [each for each in status.verdicts if each.level or each is status.verdict]
+    reasons = [each.reason for each in shown]
+    return [
+        (each, LABELS[each.level], remedy(each.code), "" if each.reason in reasons[:index] else each.reason)
+        for index, each in enumerate(shown)
+    ]
 
 
 def remedy(code: str) -> str:
@@ -91,15 +109,43 @@ def address(site: str, name: str, **parameters: str) -> str:
     return f"{url}?{query}" if query else url
 
 
-def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
+def _state(publisher: PublisherStatus, status: Status) -> tuple[Any, str]:
+    """Return what a publisher is doing, and the level by which that is coloured; a blank one has no colour."""
+    if publisher.paused:
+        return _("paused"), "warning"
+    for verdict in status.verdicts:
+        if verdict.publisher == publisher.alias and verdict.code in STATES:
+            return STATES[verdict.code], verdict.level.name.lower()
+    if publisher.processed_per_minute:
+        return _("delivering"), "ok"
+    return (_("idle"), "") if publisher.relays or publisher.drains else (_("no relay"), "warning")
+
+
+def _totals(status: Status) -> list[tuple[str, str, str]]:
+    """Return the name, the value and, if it is known, the course of four figures over the last hour."""
+    publishers = status.publishers
     ages = [each.oldest_due for each in publishers if each.oldest_due is not None]
     is_exact = all(each.oldest_is_exact for each in publishers)
     return [
-        (_("due"), number(sum((each.due for each in publishers), Count()))),
-        (_("oldest"), _oldest(max(ages, default=None), is_exact)),
-        (_("failed"), number(sum((each.failed for each in publishers), Count()))),
-        (_("delivered / min"), number(sum(each.processed_per_minute for each in publishers))),
+        (_("due"), number(sum((each.due for each in publishers), Count())), ""),
+        (_("oldest"), _oldest(max(ages, default=None), is_exact), ""),
+        (
+            _("failed"),
+            number(sum((each.failed for each in publishers), Count())),
+            _course([each.failed for each in status.last_hour]),
+        ),
+        (
+            _("delivered / min"),
+            number(sum(each.processed_per_minute for each in publishers)),
+            _course([each.processed for each in status.last_hour]),
+        ),
     ]
+
+
+def _course(values: Sequence[int]) -> str:
+    """Return the points of a line through the values, one unit apart, from the bottom at 100 to the top at 0."""
+    most = max(values, default=0) or 1
+    return " ".join(f"{x},{100 - 100 * value / most:.0f}" for x, value in enumerate(values))
 
 
 def _oldest(seconds: float | None, is_exact: bool) -> str:
@@ -130,23 +176,18 @@ def _describe_stream(stream: StreamStatus, status: Status) -> str:
     return " · ".join(parts)
 
 
-UP = 110.0
-"""Height of the part of the chart for delivered messages."""
-DOWN = 34.0
-"""Height of the part for failed messages, which has its own scale: a few of them must be visible below thousands."""
 MIN_BAR = 2.0
-"""Height of the smallest bar: a single message is visible."""
+"""Height of the smallest bar, in percent of the chart: a single failure is visible in front of thousands delivered."""
 
 
 def draw(periods: Sequence[PeriodCount]) -> dict[str, Any] | None:
-    """Return the chart: its periods with the positions of their bars, and its figures."""
+    """Return the chart: its periods with the heights of their two bars on one scale, in percent, and its figures."""
     if not periods:
         return None
-    most = max(period.processed for period in periods)
-    most_failed = max(period.failed for period in periods)
-    heights = [(_height(each.processed, most, UP), _height(each.failed, most_failed, DOWN)) for each in periods]
+    most, most_failed = max(period.processed for period in periods), max(period.failed for period in periods)
+    top = max(most, most_failed, 1)
     return {
-        "bars": [(each, UP - up, up, down) for each, (up, down) in zip(periods, heights, strict=True)],
+        "bars": [(each, _height(each.processed, top), _height(each.failed, top)) for each in periods],
         "delivered": number(sum(period.processed for period in periods)),
         "failed": number(sum(period.failed for period in periods)),
         "most": number(most),
@@ -154,5 +195,5 @@ def draw(periods: Sequence[PeriodCount]) -> dict[str, Any] | None:
     }
 
 
-def _height(count: int, most: int, room: float) -> float:
-    return max(count / most * room, MIN_BAR) if count else 0.0
+def _height(count: int, top: int) -> float:
+    return max(100 * count / top, MIN_BAR) if count else 0.0

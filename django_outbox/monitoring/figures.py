@@ -306,7 +306,8 @@ class Verdict:
         text: the sentence, to be translated, with named placeholders for `values`.
         publisher: the alias of the publisher that it is about; empty for a consumer or the whole outbox.
         consumer: the alias of the consumer that it is about; otherwise empty.
-        values: the values in the sentence; in a text with a plural, `number` chooses it.
+        values: the values in the sentence; in a text with a plural, `number` chooses it. The `reason` of an outage or
+            a crash may be long.
     """
 
     level: Level
@@ -317,9 +318,22 @@ class Verdict:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def reason(self) -> str:
+        """Why something is unavailable or has crashed; otherwise empty."""
+        return str(self.values.get("reason", ""))
+
+    @property
     def sentence(self) -> str:
         """The sentence in the active language, with a full stop."""
-        return str(self.text % self.values)
+        return self._write(f" ({self.reason})" if self.reason else "")
+
+    @property
+    def headline(self) -> str:
+        """The sentence without the reason."""
+        return self._write("")
+
+    def _write(self, reason: str) -> str:
+        return str(self.text % {**self.values, "reason": reason})
 
 
 @dataclass(frozen=True, slots=True)

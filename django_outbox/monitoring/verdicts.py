@@ -117,8 +117,8 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each))
     if publisher.crashes:
         text = ngettext_lazy(
-            "A worker of the publisher %(publisher)r crashed %(count)s time (%(reason)s): %(due)s due.",
-            "A worker of the publisher %(publisher)r crashed %(count)s times in a row (%(reason)s): %(due)s due.",
+            "A worker of the publisher %(publisher)r crashed %(count)s time%(reason)s: %(due)s due.",
+            "A worker of the publisher %(publisher)r crashed %(count)s times in a row%(reason)s: %(due)s due.",
             "number",
         )
         level = Level.CRITICAL if publisher.crashes >= MANY_CRASHES else Level.WARNING
@@ -126,7 +126,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         yield found(level, "crashed", text, reason=reason, **_counted(Count(publisher.crashes)))
     elif publisher.outage:
         lasted = _seconds_since(publisher.outage_since, status)
-        text = _("Publisher %(publisher)r has been unavailable for %(lasted)s (%(reason)s): %(due)s due.")
+        text = _("Publisher %(publisher)r has been unavailable for %(lasted)s%(reason)s: %(due)s due.")
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
@@ -180,7 +180,7 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
         if publisher.last_drain_outage:
             text = _(
                 "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain, "
-                "%(ended)s ago, failed (%(reason)s)."
+                "%(ended)s ago, failed%(reason)s."
             )
         ended = duration(round(_seconds_since(publisher.last_drain, status)))
         return text, {**values, "ended": ended, "reason": publisher.last_drain_outage.rstrip(".")}
@@ -270,8 +270,8 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
             yield found(Level.CRITICAL if silence > max_age else Level.WARNING, "not_read", text, age=age)
     elif consumer.crashes:
         text = ngettext_lazy(
-            "The reader of consumer %(consumer)r crashed %(count)s time (%(reason)s).",
-            "The reader of consumer %(consumer)r crashed %(count)s times in a row (%(reason)s).",
+            "The reader of consumer %(consumer)r crashed %(count)s time%(reason)s.",
+            "The reader of consumer %(consumer)r crashed %(count)s times in a row%(reason)s.",
             "number",
         )
         level = Level.CRITICAL if consumer.crashes >= MANY_CRASHES else Level.WARNING
@@ -280,7 +280,7 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
     elif consumer.outage:
         lasted = _seconds_since(consumer.outage_since, status)
         level = Level.CRITICAL if lasted > max_age else Level.WARNING
-        text = _("Consumer %(consumer)r has been unavailable for %(lasted)s (%(reason)s).")
+        text = _("Consumer %(consumer)r has been unavailable for %(lasted)s%(reason)s.")
         reason = consumer.outage.rstrip(".")
         yield found(level, "not_receiving", text, lasted=duration(round(lasted)), reason=reason)
     elif consumer.state == "paused":

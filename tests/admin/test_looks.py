@@ -98,6 +98,7 @@ for (const button of document.querySelectorAll('#content :is(button, input[type=
     const own = button.getBoundingClientRect();
     for (const text of document.querySelectorAll('.outbox-text, #content :is(td, th, dd, label, p)')) {
         if (text.contains(button) || ![button, text].every(each => each.checkVisibility())) continue;
+        if (getComputedStyle(text).overflow === 'hidden' && !meet(own, text.getBoundingClientRect())) continue;
         range.selectNodeContents(text);
         const lines = [...range.getClientRects()];
         if (lines.some(line => meet(own, line))) covered.push([button.outerHTML, text.outerHTML.slice(0, 80)]);
@@ -177,11 +178,3 @@ def test_the_overview_has_colours_in_a_theme_without_those_of_the_admin(
         "return [...document.querySelectorAll('.outbox-verdict')].map(each => getComputedStyle(each).backgroundColor)",
     )
     assert len({*levels, "rgba(0, 0, 0, 0)"}) == 3
-    if scheme == "dark":
-        # As django-unfold marks it.
-        script(operator, "document.documentElement.classList.add('dark')")
-    script(operator, "document.querySelector('.outbox-menu').open = true")
-    menu = script(operator, "return getComputedStyle(document.querySelector('.outbox-menu > div')).backgroundColor")
-    assert menu == {"light": "rgb(255, 255, 255)", "dark": "rgb(31, 36, 48)"}[scheme]
-    cell = "const cell = getComputedStyle(document.querySelector('.outbox-causes .outbox-notes td')); "
-    assert script(operator, cell + "return [cell.paddingLeft, cell.borderBottomStyle]") == ["6px", "solid"]

@@ -28,7 +28,8 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Overview, Pause, Status
-from django_outbox.monitoring.figures import PeriodCount, StreamStatus
+from django_outbox.monitoring.figures import Count, PausedType, PeriodCount, PublisherStatus, StreamStatus
+from django_outbox.monitoring.figures import Status as Figures
 from django_outbox.monitoring.verdicts import CODES, judge
 from django_outbox.templatetags import outbox_admin
 from django_outbox.utils.text import fingerprint
@@ -97,6 +98,23 @@ class TestPage:
         settings.OUTBOX = {"PUBLISHERS": {"default": {**memory, "RATE_LIMIT": 2.5}, "audit": memory}}
         shown = text(admin_client.get(address(fragment="1")))
         assert shown.count("limit") == shown.count("limit 2.5/s") == 1
+
+    def test_shows_the_reason_of_an_outage_once_and_not_in_the_headline(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        refused = "AMQPConnectionError: [Errno 111] Connection refused"
+        night = a_bad_night()
+        outage: Any = {"breaker": "open", "outage": refused, "outage_since": NOW, "relays": 1, "paused": None}
+        night = dataclasses.replace(
+            night, publishers=tuple(dataclasses.replace(each, **outage) for each in night.publishers[:2])
+        )
+        night = dataclasses.replace(night, verdicts=judge(night))
+        monkeypatch.setattr(overview, "status", lambda using: night)
+        page = text(admin_client.get(address(fragment="1")))
+        assert page.count(refused) == page.count(f'<p class="outbox-reason">{refused}</p>') == 1
+        assert night.verdict.sentence == (
+            f"Publisher 'default' has been unavailable for 0 s ({refused}): 100,000+ due."
+        )
 
     @pytest.mark.usefixtures("bad_night")
     def test_returns_the_part_that_is_refreshed(self, admin_client: Client):
@@ -375,7 +393,7 @@ class TestText:
         assert "0 s ago" in outbox_admin.age(later, NOW)
         stream = StreamStatus("default", "web:7", "running", moved_at=later)
         night = dataclasses.replace(a_bad_night(), streams=(stream,))
-        shown = overview_page.describe(night, ((), True), "hour")["publishers"][0][2]
+        shown = overview_page.describe(night, ((), True), "hour")["publishers"][0][4]
         assert shown == "stream of web:7 · moved 0 s ago · 0 relays stand by"
 
     def test_every_verdict_has_a_page_of_the_documentation(self):
@@ -404,13 +422,34 @@ class TestText:
         assert "8 more relays</summary>" in page
         assert page.index("gone-2") < page.index('<summary data-key="folded-summary') < page.index("gone-3")
 
-    def test_a_single_failure_below_thousands_of_deliveries_is_visible(self):
-        periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]
+    def test_a_single_failure_in_front_of_thousands_of_deliveries_is_visible_on_their_scale(self):
+        periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=50_000)]
         chart = overview_page.draw(periods)
         assert chart is not None
-        assert [down for *_, down in chart["bars"]] == [0.0, overview_page.MIN_BAR, overview_page.DOWN]
-        assert (chart["delivered"], chart["failed"]) == ("100,000", "1,001")
+        assert [heights for _, *heights in chart["bars"]] == [[100.0, 0.0], [0.0, overview_page.MIN_BAR], [0.0, 50.0]]
+        assert (chart["delivered"], chart["failed"]) == ("100,000", "50,001")
         assert overview_page.draw([]) is None
+
+    def test_a_publisher_has_the_state_of_its_verdict_or_else_of_its_relays(self):
+        publishers = {
+            "late": PublisherStatus("late", due=Count(1), oldest_due=90.0, relays=1),
+            "lost": PublisherStatus("lost", breaker="open", outage="refused", outage_since=NOW, relays=1),
+            "busy": PublisherStatus("busy", processed_per_minute=5, relays=1),
+            "calm": PublisherStatus("calm", relays=1),
+            "alone": PublisherStatus("alone"),
+            "paused": PublisherStatus("paused", paused=PausedType("", "", "ada", NOW), outage="refused"),
+        }
+        night = Figures("default", NOW, publishers=tuple(publishers.values()))
+        night = dataclasses.replace(night, verdicts=judge(night))
+        shown = overview_page.describe(night, ((), True), "hour")["publishers"]
+        assert {publisher.alias: (str(state), level) for publisher, state, level, *_ in shown} == {
+            "late": ("not delivering", "critical"),
+            "lost": ("unavailable", "warning"),
+            "busy": ("delivering", "ok"),
+            "calm": ("idle", ""),
+            "alone": ("no relay", "warning"),
+            "paused": ("paused", "warning"),
+        }
 
 
 def test_ages_show_the_exact_time(settings: Any):

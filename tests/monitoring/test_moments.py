@@ -74,11 +74,11 @@ PERIOD = r"(\d+ s|\d min( \d+ s)?)"
 SENTENCES = {
     "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
     "not_delivering": rf"Publisher 'default': 2 relays have not reported for {PERIOD}; [\d,]+ due\.",
-    "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD} \(.+\): [\d,]+ due\.",
+    "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD}(?: \(.+\))?: [\d,]+ due\.",
     "behind": rf"Publisher 'limited' is {PERIOD} behind: it delivers its limit of 5 messages a second, [\d,]+ due "
     rf"\({PERIOD} left at this rate\)\.",
 }
-"""The sentence of each code."""
+"""The sentence of each code; the overview shows the error of an outage below it."""
 
 STATES = {"killed": ("running", "not seen"), "cut": ("running",), "limited": ("running",)}
 """The states of the relays, before and after two reports were missed."""
@@ -174,7 +174,7 @@ def views(client: Client, fate: str) -> Iterator[View]:
     assert first, page
     # All publishers of the settings are on each page.
     assert page.count("limit 5/s") == 1
-    assert re.search(rf'data-label="state">({"|".join(STATES[fate])})<', page)
+    assert re.search(rf"outbox-pill[^>]*>({'|'.join(STATES[fate])})<", page)
     code = next(code for code, pattern in SENTENCES.items() if re.fullmatch(pattern, first[2]))
     yield View("overview", first[1].upper(), code)
 

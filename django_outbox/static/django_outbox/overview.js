@@ -36,6 +36,13 @@
             }
         });
         document.addEventListener("visibilitychange", () => tick());
+        // A mouse that is over a bar of the chart, or a tap on it.
+        fragment.addEventListener("pointerover", (event) => {
+            const title = event.target.closest(".outbox-period")?.querySelector("title");
+            if (title) {
+                fragment.querySelector(".outbox-readout").textContent = title.textContent;
+            }
+        });
         setInterval(tick, Math.min(interval, 1000));
         tick();
 

@@ -1,6 +1,7 @@
 """Figures of an outbox, as `monitoring.status` returns them."""
 
 import datetime
+from dataclasses import replace
 from typing import Any
 
 from django_outbox.monitoring.figures import (
@@ -16,6 +17,7 @@ from django_outbox.monitoring.figures import (
     Status,
     Verdict,
 )
+from django_outbox.monitoring.verdicts import judge
 
 NOW = datetime.datetime(2026, 5, 31, 3, 0, tzinfo=datetime.timezone.utc)
 
@@ -43,6 +45,35 @@ def a_relay(**values: Any) -> RelayStatus:
         "failed": 1138,
     }
     return RelayStatus(**{**given, **values})
+
+
+def a_good_day(using: str = "default") -> Status:
+    """Five publishers that deliver, two relays, and a single failure within the last hour."""
+    figures = {"default": (3, 512), "audit": (0, 210), "celery": (1, 90), "handlers": (0, 44), "webhooks": (0, 21)}
+    publishers = tuple(
+        PublisherStatus(
+            alias,
+            due=Count(due),
+            oldest_due=0.4 if due else None,
+            delayed=Count(12) if alias == "celery" else Count(),
+            processed_per_minute=delivered,
+            breaker="closed",
+            relays=2,
+        )
+        for alias, (due, delivered) in figures.items()
+    )
+    served = dict.fromkeys(figures, "closed")
+    day = Status(
+        using,
+        NOW,
+        publishers=publishers,
+        relays=(a_relay(publishers=served, failed=1), a_relay(host="web-9", publishers=served, failed=0)),
+        last_hour=tuple(
+            PeriodCount(before(minutes=60 - n), processed=780 + 7 * (n * n % 31), failed=n == 41) for n in range(60)
+        ),
+        last_day=tuple(PeriodCount(before(minutes=15 * (96 - n)), processed=9000 + 31 * n) for n in range(96)),
+    )
+    return replace(day, verdicts=judge(day))
 
 
 def a_bad_night(using: str = "default") -> Status:
