@@ -13,7 +13,8 @@ from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.conf import OutboxSettings
 from tests.conftest import ALIASES
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "sizing.md").read_text()
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+PAGE = (DOCS / "how-to" / "sizing.md").read_text()
 ROWS = 10_000
 OUTAGE = timedelta(hours=8)
 RELAY = 5_000
@@ -71,3 +72,13 @@ def test_the_guide_calculates_days_disk_and_the_time_to_catch_up():
         assert kept == pytest.approx(rate * retention.total_seconds() * int(bytes_kept), rel=0.05)
         assert outage == pytest.approx(rate * OUTAGE.total_seconds() * waiting, rel=0.05)
         assert seconds == pytest.approx(rate * OUTAGE.total_seconds() / (RELAY - rate), rel=0.05)
+
+
+def test_the_frequent_questions_have_the_figures_of_the_guides():
+    questions, performance = (DOCS / "faq.md").read_text(), (DOCS / "how-to" / "performance.md").read_text()
+    (kept,) = [row[2] for row in rows(5) if row[0] == "100"]
+    (confirmed,) = re.findall(r"^\| 100 \| .* \| (.*) / (.*) \|$", performance, re.MULTILINE)
+    (bytes_kept,) = re.findall(r"(\d+) bytes for\s+250 bytes of payload", PAGE)
+    assert f"{bytes_kept} bytes" in questions
+    assert f"{kept} at 100 messages a second" in questions
+    assert f"{confirmed[0]} ms of their commit, and 99 % within {confirmed[1]} ms" in questions
