@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_outbox.enqueueing.asynchronous import aenqueue, aenqueue_many, atomic_async
+    from django_outbox.enqueueing.attribution import attributed
     from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
     from django_outbox.exceptions import InvalidMessage, OutboxError, TransactionRequired
     from django_outbox.models import OutboxMessage
@@ -30,6 +31,7 @@ __all__ = [
     "aenqueue",
     "aenqueue_many",
     "atomic_async",
+    "attributed",
     "enqueue",
     "enqueue_many",
 ]
@@ -42,6 +44,7 @@ _MODULE_OF = {
     "aenqueue": "enqueueing.asynchronous",
     "aenqueue_many": "enqueueing.asynchronous",
     "atomic_async": "enqueueing.asynchronous",
+    "attributed": "enqueueing.attribution",
     "enqueue": "enqueueing.enqueue",
     "enqueue_many": "enqueueing.enqueue",
 }

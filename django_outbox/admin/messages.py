@@ -59,6 +59,13 @@ def _redacted(message: OutboxMessage) -> Shown:
     return redacted(message.type, message.payload, message.headers)
 
 
+def _header(message: OutboxMessage, name: str) -> str:
+    headers: Any = _redacted(message).headers
+    value = headers.get(name, "") if isinstance(headers, dict) else ""
+    # A page cannot contain a lone surrogate.
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
 # The class of its cells.
 _type.__name__ = "type"
 
@@ -84,6 +91,7 @@ class OutboxMessageAdmin(OperationsAdmin):
     fieldsets = (
         (None, {"fields": (("state_in_full", "attempts"), "pretty_error", "linked_error_class")}),
         (None, {"fields": (("type", "topic"), ("linked_key", "publisher"), "key_state", "others_of_key")}),
+        (None, {"fields": (("actor", "linked_cause"),)}),
         (_("Failed attempts"), {"fields": ("pretty_history",)}),
         (_("Content"), {"fields": ("pretty_payload", "pretty_headers")}),
         (_("As it was enqueued, before it was edited"), {"fields": ("pretty_original",)}),
@@ -159,6 +167,13 @@ class OutboxMessageAdmin(OperationsAdmin):
         query = urlencode({"q": message.key}, errors="replace")
         return admin_display.filter_link(message.key, f"{self._reverse('changelist')}?{query}")
 
+    actor = _column(lambda message: _header(message, "actor") or "-", _("actor"))
+
+    @admin.display(description=_("caused by message"))
+    def linked_cause(self, message: OutboxMessage) -> str:
+        cause = _header(message, "cause")
+        return admin_display.filter_link(cause, f"{self._reverse('changelist')}?{urlencode({'q': cause})}")
+
     @admin.display(description=_("other messages of the key"))
     def others_of_key(self, message: OutboxMessage) -> str:
         return admin_display.queue(message, lambda other: self._reverse("change", other.pk))
@@ -184,11 +199,13 @@ class OutboxMessageAdmin(OperationsAdmin):
     shown_dead_lettered_at = _time("dead_lettered_at")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        left_out = set()
+        left_out: set[Any] = set()
         if obj is not None and not obj.history:
             left_out.add(("pretty_history",))
         if obj is not None and obj.original is None:
             left_out.add(("pretty_original",))
+        if obj is not None and not (_header(obj, "actor") or _header(obj, "cause")):
+            left_out.add((("actor", "linked_cause"),))
         return [fieldset for fieldset in self.fieldsets if fieldset[1]["fields"] not in left_out]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:

@@ -1,8 +1,9 @@
 """`enqueue` and `enqueue_many`: write messages in the caller's transaction."""
 
+import copy
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +40,7 @@ from django_outbox.exceptions import InvalidEvent, InvalidMessage, NotMigrated, 
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store, get_store
-from django_outbox.tracing import traced
+from django_outbox.tracing import find_attribution, traced
 
 
 def enqueue(
@@ -110,7 +111,7 @@ def enqueue(
         payload=payload,
         key=key,  # type: ignore[misc]
         topic=topic,
-        headers={} if headers is None else headers,
+        headers=_with_attribution({} if headers is None else headers, find_attribution()),
         publisher=BY_ROUTES if publisher is None else publisher,
     )
     if message_id is not None:
@@ -135,6 +136,17 @@ def enqueue(
     if delay is None and available_at is None:
         notify_after_commit(store, {each.publisher for each in messages})
     return message
+
+
+def _with_attribution(headers: Any, attribution: Mapping[str, str]) -> Any:
+    """Return a message's headers with those of the context. Invalid headers are returned as they are."""
+    if not attribution or not isinstance(headers, dict):
+        return headers
+    # Of the same class, because some classes are refused.
+    merged = copy.copy(headers)
+    for name, value in attribution.items():
+        merged.setdefault(name, value)
+    return merged
 
 
 @contextmanager
@@ -209,11 +221,13 @@ def enqueue_messages(
     """
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
+    attribution = find_attribution()
     rows: list[OutboxMessage] = []
     checked: list[Json] = []
     for position, message in enumerate(messages):
         try:
-            result = check_message(check_unsaved(message), store.dialect)
+            check_unsaved(message).headers = _with_attribution(message.headers, attribution)
+            result = check_message(message, store.dialect)
         except InvalidMessage as error:
             raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error
         routed = route(message)

@@ -81,12 +81,12 @@ def run(prepare: str) -> Any:
     ['sys.modules["opentelemetry"] = None', ""],
     ids=["not installed", "installed but not imported"],
 )
-def test_without_a_library_in_use_a_call_or_a_batch_costs_two_function_calls(prepare: str):
+def test_without_a_library_in_use_a_call_costs_three_function_calls_and_a_batch_two(prepare: str):
     found = run(prepare)
     assert found["modules"] == []
     assert found["calls"] == {
-        "write": ["traced", "_find_tracers"],
-        "write_many": ["traced", "_find_tracers"],
+        "write": ["find_attribution", "traced", "_find_tracers"],
+        "write_many": ["find_attribution", "traced", "_find_tracers"],
         "deliver": ["trace_published", "_find_tracers"],
     }
     assert found["headers"] == [{}]
@@ -97,4 +97,4 @@ def test_an_incomplete_library_is_reported_once_and_changes_nothing():
     found = run('import types; sys.modules["opentelemetry.trace"] = types.ModuleType("opentelemetry.trace")')
     assert found["headers"] == [{}]
     assert found["left"] == 0
-    assert found["calls"]["write"] == ["traced", "_find_tracers"]
+    assert found["calls"]["write"] == ["find_attribution", "traced", "_find_tracers"]

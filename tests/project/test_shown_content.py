@@ -38,7 +38,7 @@ NAMES = ("payload", "headers", "original")
 
 PLACES = {
     # Shown by `redacted`.
-    "admin/messages.py": {"_redacted", "OutboxMessageAdmin"},
+    "admin/messages.py": {"_header", "_redacted", "OutboxMessageAdmin"},
     "admin/editing.py": {"", "EditForm"},
     "contrib/debug_toolbar.py": {"_describe"},
     "conf/redaction.py": {"_without_content"},

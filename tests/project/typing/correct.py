@@ -21,6 +21,7 @@ from django_outbox import (
     aenqueue,
     aenqueue_many,
     atomic_async,
+    attributed,
     enqueue,
     enqueue_many,
 )
@@ -228,6 +229,10 @@ PUBLISHERS: list[Publisher] = [
     RabbitMQPublisher("default", url=["amqp://a", "amqp://b"], exchange="shop", timeout=5),
 ]
 assert_type(published, list[Message])
+
+
+with attributed(actor="user:7"), attributed(cause=uuid.uuid4()):
+    enqueue("order.created", 1)
 
 
 @atomic_async
