@@ -16,7 +16,7 @@ FIRST_WAIT = 1.0
 """Seconds for which a destination is first set aside; doubles after each failed trial."""
 
 MAX_WAIT = 30.0
-"""Maximum number of seconds between two trials, unless the destination itself asks for more."""
+"""Maximum number of seconds between two trials."""
 
 MIN_WAIT = 0.1
 """Minimum number of seconds for which a message is set aside."""
@@ -51,7 +51,7 @@ class Suspensions(Generic[K]):
     The log has the beginning, a line per minute, and the end.
 
     Args:
-        owner: the publisher, for the log; if it is empty, nothing is logged.
+        owner: the publisher, for the log.
         forget_after: seconds after which a destination that is due is forgotten if no message tries it.
     """
 
@@ -87,22 +87,19 @@ class Suspensions(Generic[K]):
             found = self._found.get(key)
             return None if found is None else self._outcome(found)
 
-    def begin(
-        self, key: K, reason: str, error_class: str = "", *, least: float = 0.0, asked: float | None = None
-    ) -> Outcome:
+    def begin(self, key: K, reason: str, error_class: str = "", *, least: float = 0.0) -> Outcome:
         """Set a destination aside, or again after a failed trial; return the outcome of its messages.
 
         Failures of messages that were on their way already do not lengthen the wait.
 
-        It waits at least `least` seconds, up to `MAX_WAIT`. The destination itself may ask for a number of seconds
-        (`asked`) instead of the growing wait.
+        It waits at least `least` seconds, up to `MAX_WAIT`.
         """
         with self._lock:
             now = self._clock()
             found = self._found.get(key) or self._start(key, reason, error_class, now)
             if not found.wait or found.is_trying:
                 found.wait = min(max(found.wait * 2 or FIRST_WAIT, least), MAX_WAIT)
-                found.until = now + (found.wait if asked is None else asked)
+                found.until = now + found.wait
             found.reason, found.error_class, found.is_trying = reason, error_class, False
             return self._outcome(found)
 
@@ -150,7 +147,7 @@ class Suspensions(Generic[K]):
             for key, found in list(self._found.items()):
                 if now - found.until > self._forget_after:
                     del self._found[key]
-            if self._found and self._owner and now >= self._next_report_at:
+            if self._found and now >= self._next_report_at:
                 self._next_report_at = now + REPORT_INTERVAL
                 self._report(now)
 
@@ -159,7 +156,7 @@ class Suspensions(Generic[K]):
         return set_aside(found.reason, seconds, error_class=found.error_class)
 
     def _start(self, key: K, reason: str, error_class: str, now: float) -> Suspension:
-        is_reported = bool(self._owner) and len(self._found) < MAX_REPORTED
+        is_reported = len(self._found) < MAX_REPORTED
         if not self._found:
             self._next_report_at = now + REPORT_INTERVAL
         if is_reported:

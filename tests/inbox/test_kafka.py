@@ -27,7 +27,7 @@ from tests.inbox.conftest import payloads, read_all, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
 from tests.support.kafka.mock import OFFSET_COMMIT, PRODUCE
-from tests.support.kafka.tools import alter_topic, create_topic, read_topic, write_records
+from tests.support.kafka.tools import alter_topic, read_topic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -50,20 +50,14 @@ on_a_mock = pytest.mark.parametrize("source", [MockKafkaSource], indirect=True, 
 # Groups
 
 
-def patient(source: KafkaSource) -> dict[str, Any]:
-    """Return options with which a member is not given up soon although the machine is busy."""
-    return {**source.options["config"], "session.timeout.ms": 6_000}
-
-
 def test_members_of_a_group_share_the_partitions_and_keep_the_order_of_each_key(source, make_inbox):
-    options = {"config": patient(source)}
     numbers = itertools.count()
 
     def send_until_both_receive() -> bool:
         source.send(*itertools.islice(numbers, 8), key=f"order-{next(numbers) % 8}")
         return bool(first.tally.received and second.tally.received)
 
-    inboxes = (make_inbox("postgresql", batch_size=5, **options), make_inbox("postgresql", batch_size=7, **options))
+    inboxes = (make_inbox("postgresql", batch_size=5), make_inbox("postgresql", batch_size=7))
     with running(inboxes[0]) as first, running(inboxes[1]) as second:
         eventually(send_until_both_receive, "both members have received something", seconds=PATIENCE)
         eventually(lambda: source.unsettled() == 0, "all offsets are committed", seconds=PATIENCE)
@@ -75,9 +69,8 @@ def test_members_of_a_group_share_the_partitions_and_keep_the_order_of_each_key(
 
 
 def test_a_member_that_leaves_hands_its_partitions_over(source, make_inbox):
-    options = {"config": patient(source)}
-    with running(make_inbox("postgresql", **options)):
-        with running(make_inbox("postgresql", **options)):
+    with running(make_inbox("postgresql")):
+        with running(make_inbox("postgresql")):
             source.send(*range(20))
             eventually(lambda: len(payloads("postgresql")) == 20, "all messages are stored", seconds=PATIENCE)
         source.send(*range(20, 40))
@@ -322,72 +315,6 @@ def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(
     read_all(make_inbox("postgresql", config=config), source)
     assert sorted(payloads("postgresql")) == [*range(8)]
     assert assigned == [0, source.partitions]
-
-
-@on_a_mock
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_topic_that_a_group_has_formed_without_is_read_although_the_member_reads_another(
-    source, make_inbox, monkeypatch, strategy
-):
-    other = create_topic(source.servers, f"{source.name}-2")
-    source.send(*range(4))
-    write_records(source.producer, other, 4, [{"value": str(number)} for number in range(4, 8)])
-    find, note = ConnectionState.list_topics, KafkaConsumerConnection._on_assign
-    assigned: list[set[str]] = []
-
-    def find_and_forget(self, *arguments):
-        found = find(self, *arguments)
-        if other in found and not assigned:
-            source.cluster.set_topic_error(other, KafkaError.UNKNOWN_TOPIC_OR_PART)
-        return found
-
-    def note_and_hear(self, client, partitions):
-        assigned.append({each.topic for each in partitions})
-        source.cluster.set_topic_error(other, 0)
-        note(self, client, partitions)
-
-    monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
-    monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
-    config = {**source.options["config"], "partition.assignment.strategy": strategy}
-    source.sent += 4
-    read_all(make_inbox("postgresql", config=config, topics=[source.name, other]), source)
-    assert sorted(payloads("postgresql")) == [*range(8)]
-    assert assigned == [{source.name}, {source.name, other}]
-
-
-@on_a_mock
-def test_members_do_not_join_again_because_of_a_topic_that_the_group_has_read(source, monkeypatch):
-    monkeypatch.setattr("django_outbox.brokers.kafka.consumer.REJOIN_AFTER", (0.1, 0.1))
-    other = create_topic(source.servers, f"{source.name}-2", 1)
-    for topic in (source.name, other):
-        client = Client({"bootstrap.servers": source.servers, "group.id": source.group})
-        client.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
-        client.close()
-    joins: list[KafkaConsumerConnection] = []
-    join = KafkaConsumerConnection._join
-
-    def join_and_count(self):
-        joins.append(self)
-        join(self)
-
-    monkeypatch.setattr(KafkaConsumerConnection, "_join", join_and_count)
-    config = {**source.options["config"], "partition.assignment.strategy": "roundrobin"}
-    options = {**source.options, "config": config, "topics": [source.name, other]}
-    members = [KafkaConsumer(name, **options) for name in ("billing", "shipping")]
-
-    def are_done() -> bool:
-        for member in members:
-            member.receive(0.02)
-        return all(member._connection and not member._connection._rejoin_waits for member in members)
-
-    try:
-        for member in members:
-            member.open()
-        eventually(are_done)
-        assert len(joins) == len(members)
-    finally:
-        for member in members:
-            member.close()
 
 
 @on_a_mock

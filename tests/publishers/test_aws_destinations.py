@@ -2,12 +2,9 @@
 
 import pytest
 
-from django_outbox.brokers.aws import SQSPublisher
-from django_outbox.messages import ACCEPTED, OutcomeKind
-from tests.publishers.subjects.base import unique_name
+from django_outbox.messages import OutcomeKind
 from tests.support.aws.answers import AwsAnswers, Refusal
 from tests.support.aws.cases import Case
-from tests.support.aws.server import CREDENTIALS, REGION, client
 from tests.support.claimed import make_message
 
 pytest_plugins = ["tests.support.aws.fixtures"]
@@ -35,19 +32,6 @@ def test_a_name_that_no_queue_or_topic_can_have_is_rejected_before_anything_is_s
     assert not aws.seen
 
 
-def test_the_url_of_a_queue_is_asked_for_once(aws: AwsAnswers):
-    case = Case("sqs", aws)
-    publisher = SQSPublisher(
-        "default", queue="{topic}", region=REGION, endpoint_url=aws.url, session=CREDENTIALS, concurrency=1
-    )
-    for _ in range(2):
-        assert publisher.publish(case.messages(12)) == [ACCEPTED] * 12
-    assert [each.action for each in aws.seen].count("GetQueueUrl") == 1
-    (outcome,) = publisher.publish([make_message("outbox-missing")])
-    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.missing")
-    publisher.close()
-
-
 def test_the_check_finds_a_destination_that_does_not_exist(case: Case):
     assert case.make().check() == []
     (problem,) = case.make(f"{case.destination}-missing").check()
@@ -60,15 +44,6 @@ def test_the_check_finds_a_destination_that_may_not_be_read(case: Case, aws: Aws
     aws.answer("GetTopicAttributes", Refusal("AuthorizationError", status=403))
     (problem,) = case.make().check()
     assert "policy" in problem
-
-
-def test_the_check_finds_a_queue_that_takes_less_than_is_sent():
-    queue = client("sqs").create_queue(QueueName=unique_name(), Attributes={"MaximumMessageSize": "2048"})
-    options = {"region": REGION, "endpoint_url": queue["QueueUrl"].rpartition("/")[0].rpartition("/")[0]}
-    publisher = SQSPublisher("default", queue_url=queue["QueueUrl"], session=CREDENTIALS, **options)
-    (problem,) = publisher.check()
-    assert "at most 2,048 bytes, but max_message_bytes is 1,048,576" in problem
-    publisher.close()
 
 
 def test_an_action_that_is_not_allowed_does_not_keep_the_relay_from_sending(case: Case, aws: AwsAnswers):

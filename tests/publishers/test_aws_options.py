@@ -35,7 +35,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    "make", [lambda **o: SQSPublisher("a", queue="q", **o), lambda **o: SNSPublisher("a", topic_arn=ARN, **o)]
+    "make", [lambda **o: SQSPublisher("a", queue_url=URL, **o), lambda **o: SNSPublisher("a", topic_arn=ARN, **o)]
 )
 @pytest.mark.parametrize(("options", "error"), INVALID, ids=[str(n) for n in range(len(INVALID))])
 def test_an_invalid_option_is_refused_with_the_remedy(make: Any, options: dict[str, Any], error: str):
@@ -48,13 +48,12 @@ def test_an_invalid_option_is_refused_with_the_remedy(make: Any, options: dict[s
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({}, "set either queue"),
-        ({"queue": "a", "queue_url": URL}, "set either queue"),
-        ({"queue": "{id}"}, "queue is '{id}'"),
-        ({"queue_url": "orders"}, "A name is the option queue"),
+        ({}, "queue_url is ''"),
+        ({"queue_url": "orders"}, "it must be a URL such as"),
+        ({"queue_url": f"{URL}-{{id}}"}, "its placeholders must be"),
     ],
 )
-def test_a_publisher_for_sqs_needs_the_name_or_the_url_of_a_queue(options: dict[str, Any], error: str):
+def test_a_publisher_for_sqs_needs_the_url_of_a_queue(options: dict[str, Any], error: str):
     with pytest.raises(ImproperlyConfigured, match=error):
         SQSPublisher("default", **options)
 
@@ -74,5 +73,5 @@ def test_the_region_of_a_topic_is_that_of_its_arn():
 
 
 def test_a_description_names_the_service_the_region_and_the_destination():
-    assert SQSPublisher("a", queue="orders", region="eu-central-1").describe() == "Amazon SQS at eu-central-1, 'orders'"
+    assert SQSPublisher("a", queue_url=URL, region="eu-central-1").describe() == f"Amazon SQS at eu-central-1, '{URL}'"
     assert SNSPublisher("a", topic_arn=ARN).describe() == f"Amazon SNS at eu-central-1, '{ARN}'"

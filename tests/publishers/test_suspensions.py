@@ -52,15 +52,6 @@ def test_a_first_wait_may_be_longer_up_to_the_limit(suspensions: Suspensions[str
     assert [begin(suspensions, "slow", least=5.0), begin(suspensions, "hanging", least=80.0)] == [5, MAX_WAIT]
 
 
-def test_a_destination_may_ask_for_a_longer_wait_than_the_limit(suspensions: Suspensions[str], clock: Clock):
-    assert suspensions.begin("busy", "429", asked=300.0).retry_after == 300
-    clock.now += 299
-    assert not suspensions.begin_trial("busy")
-    clock.now += 1
-    assert suspensions.begin_trial("busy")
-    assert begin(suspensions, "busy") == 2
-
-
 def test_only_one_worker_at_a_time_tries_a_destination(suspensions: Suspensions[str], clock: Clock):
     begin(suspensions)
     clock.now += 1
@@ -129,12 +120,3 @@ def test_thousands_of_destinations_do_not_fill_the_log(
         suspensions.end(f"order.{number}")
     assert len(caplog.messages) == 2 * MAX_REPORTED + 1
     assert "destinations set aside: 2,000" in caplog.text
-
-
-def test_an_only_destination_is_not_logged(clock: Clock, caplog: pytest.LogCaptureFixture):
-    suspensions: Suspensions[str] = Suspensions("", clock=clock)
-    begin(suspensions)
-    clock.now += REPORT_INTERVAL
-    suspensions.update()
-    suspensions.end("full")
-    assert not caplog.messages

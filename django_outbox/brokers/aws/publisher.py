@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.aws.call import AWSCall, AWSRequest
 from django_outbox.brokers.aws.encoding import AWSEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
-from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, AWSOptions
+from django_outbox.brokers.aws.options import AWSOptions
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.brokers.publisher import Publisher
@@ -33,9 +33,6 @@ REPORT_INTERVAL = 60.0
 
 MAX_REPORTED = 1000
 """Maximum number of destinations with a remembered log line, because names may contain keys."""
-
-MAX_CACHED_URLS = 1000
-"""Maximum number of queues with a remembered URL."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
 """MaximumMessageSize of a topic that does not set it:
@@ -129,16 +126,8 @@ class AWSPublisher(AWSOptions, Publisher):
         if reason or not self._destination.is_fixed:
             return [reason] if reason else []
         name = self._destination.text
-        limit = self._call(lambda client: self._read_limit(client, name))
-        if isinstance(limit, Problem):
-            return [f"{name} cannot be read: {limit.text}"]
-        ours = self.max_message_bytes
-        if limit < ours:
-            return [
-                f"{name} takes messages of at most {limit:,} bytes, but max_message_bytes is {ours:,}; raise its "
-                "MaximumMessageSize, or lower max_message_bytes"
-            ]
-        return []
+        problem = self._call(lambda client: self._look_up(client, name))
+        return [] if problem is None else [f"{name} cannot be read: {problem.text}"]
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         call = AWSCall(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
@@ -171,8 +160,8 @@ class AWSPublisher(AWSOptions, Publisher):
         """Call an action that shows whether the service responds and accepts the credentials."""
 
     @abc.abstractmethod
-    def _read_limit(self, client: Any, destination: str) -> int:
-        """Return MaximumMessageSize of a queue or topic, in bytes."""
+    def _look_up(self, client: Any, destination: str) -> None:
+        """Call an action that fails if a queue or topic does not exist, or may not be read."""
 
     @abc.abstractmethod
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -247,9 +236,8 @@ class SQSPublisher(AWSPublisher):
 
     Args:
         alias: the publisher's name in the settings.
-        queue: the name of the queue, in which `{topic}` stands for a message's topic, `{type}` for its type and `{key}`
-            for its key. Its URL is asked for once.
-        queue_url: instead of `queue`, the URL of the queue, with the same placeholders.
+        queue_url: the URL of the queue, in which `{topic}` stands for a message's topic, `{type}` for its type and
+            `{key}` for its key.
         region: the region. Defaults to boto3's configuration, such as `AWS_DEFAULT_REGION`.
         endpoint_url: the URL of the service, for a VPC endpoint or another implementation. Defaults to AWS.
         session: a dict of arguments for `boto3.session.Session`, such as `profile_name`. By default, credentials are
@@ -272,52 +260,26 @@ class SQSPublisher(AWSPublisher):
     service = "sqs"
     body_name = "MessageBody"
 
-    queue: str | None = None
-    queue_url: str | None = None
+    queue_url: str = ""
 
     def _read_destination(self) -> Template:
-        if (self.queue is None) == (self.queue_url is None):
-            raise ImproperlyConfigured("set either queue, to the name of the queue, or queue_url, to its URL.")
-        if self.queue_url is None:
-            return Template("queue", self.queue)
-        if not self.queue_url.startswith(("https://", "http://")):
+        url: object = self.queue_url
+        if not isinstance(url, str) or not url.startswith(("https://", "http://")):
             raise ImproperlyConfigured(
                 f"queue_url is {self.queue_url!r}; it must be a URL such as "
-                "'https://sqs.eu-central-1.amazonaws.com/123456789012/orders'. A name is the option queue."
+                "'https://sqs.eu-central-1.amazonaws.com/123456789012/orders'."
             )
         return Template("queue_url", self.queue_url)
 
     def _probe(self, client: Any) -> None:
         client.list_queues(MaxResults=1)
 
-    def _read_limit(self, client: Any, destination: str) -> int:
-        url = self._find_url(client, destination)
-        found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["MaximumMessageSize"])
-        return int(found.get("Attributes", {}).get("MaximumMessageSize", MAX_MESSAGE_BYTES))
+    def _look_up(self, client: Any, destination: str) -> None:
+        client.get_queue_attributes(QueueUrl=destination, AttributeNames=["QueueArn"])
 
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        url = self._find_url(client, destination)
-        try:
-            response: Mapping[str, Any] = client.send_message_batch(QueueUrl=url, Entries=entries)
-        except client.exceptions.QueueDoesNotExist:
-            self._urls.pop(destination, None)
-            raise
+        response: Mapping[str, Any] = client.send_message_batch(QueueUrl=destination, Entries=entries)
         return response
-
-    def _find_url(self, client: Any, destination: str) -> str:
-        if self.queue_url is not None:
-            return destination
-        url = self._urls.get(destination)
-        if url is None:
-            url = str(client.get_queue_url(QueueName=destination)["QueueUrl"])
-            if len(self._urls) >= MAX_CACHED_URLS:
-                self._urls.clear()
-            self._urls[destination] = url
-        return url
-
-    def _start_over(self) -> None:
-        super()._start_over()
-        self._urls: dict[str, str] = {}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -366,9 +328,8 @@ class SNSPublisher(AWSPublisher):
     def _probe(self, client: Any) -> None:
         client.list_topics()
 
-    def _read_limit(self, client: Any, destination: str) -> int:
-        found = client.get_topic_attributes(TopicArn=destination)
-        return int(found.get("Attributes", {}).get("MaximumMessageSize", DEFAULT_MESSAGE_BYTES))
+    def _look_up(self, client: Any, destination: str) -> None:
+        client.get_topic_attributes(TopicArn=destination)
 
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         response: Mapping[str, Any] = client.publish_batch(TopicArn=destination, PublishBatchRequestEntries=entries)

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -34,7 +34,7 @@ LEAVE_TIMEOUT = 5.0
 """Seconds for committing and leaving the group. Without a broker, librdkafka may wait for one forever."""
 
 REJOIN_AFTER = (1.0, 5.0, 30.0)
-"""Seconds without a partition of a topic after which a member joins the group again, for each time that it does.
+"""Seconds without a partition after which a member joins the group again, for each time that it does.
 
 A group that forms while its coordinator has not heard of a new topic does not assign the topic's partitions, and
 librdkafka does not notice when the coordinator has. The times are limited because a member is assigned none, too, if
@@ -176,30 +176,17 @@ class KafkaConsumerConnection(ConsumerConnection):
         )
 
     def _plan_to_rejoin(self) -> None:
-        may_rejoin = self._rejoin_waits and (not self._assigned or self._find_missing())
+        may_rejoin = self._rejoin_waits and not self._assigned
         self._rejoin_at = time.monotonic() + self._rejoin_waits[0] if may_rejoin else math.inf
 
     def _rejoin(self) -> None:
         self._rejoin_waits.popleft()
-        if self._do_brokers_assign or (self._assigned and self._has_group_read(self._find_missing())):
+        if self._do_brokers_assign:
             self._plan_to_rejoin()
             return
         # With a cooperative assignor, librdkafka ignores a subscription that is the same as before.
         self._client.unsubscribe()
         self._join()
-
-    def _find_missing(self) -> list[str]:
-        """Return the topics without a partition that is assigned. Only the brokers know which ones match a pattern."""
-        assigned = {topic for topic, _ in self._assigned}
-        return [name for name in self._topics if name not in assigned and not name.startswith("^")]
-
-    def _has_group_read(self, names: Iterable[str]) -> bool:
-        """Return whether the group has read each topic, or may have. Then its coordinator has heard of them."""
-        try:
-            found = self._client.committed([TopicPartition(name, 0) for name in names], timeout=self._timeout)
-        except KafkaException:
-            return True
-        return all(each.offset >= 0 for each in found)
 
     def _receive(self, max_records: int, seconds: float) -> None:
         if self._problem:

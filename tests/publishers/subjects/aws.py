@@ -45,7 +45,9 @@ class AWSSubject(BrokerSubject):
         }
 
     def make(self, **options: Any) -> AWSPublisher:
-        return SQSPublisher("default", queue="{topic}", **self.options(**options))
+        return SQSPublisher(
+            "default", queue_url=f"{self._queue_url.rpartition('/')[0]}/{{topic}}", **self.options(**options)
+        )
 
     def with_secret(self) -> AWSPublisher:
         return self.make(session={**CREDENTIALS, "aws_secret_access_key": self.secret}, timeout=2.0)
