@@ -4,6 +4,8 @@ import datetime
 import json
 from typing import Any
 
+from django.utils.dateparse import parse_datetime
+
 from django_outbox.messages import Message
 
 MESSAGE_ID = "outbox-message-id"
@@ -71,18 +73,7 @@ def to_text(value: Any) -> str:
 def read_time(text: str) -> datetime.datetime | None:
     """Return a time in ISO 8601 or RFC 3339; None if it is something else, or has no offset from UTC."""
     try:
-        # Python 3.10 reads neither Z nor fractions of other lengths.
-        found = datetime.datetime.fromisoformat(_to_microseconds(text))
+        found = parse_datetime(text.upper())
     except ValueError:
         return None
-    return found if found.tzinfo else None
-
-
-def _to_microseconds(time: str) -> str:
-    """Return a time with six digits after the second, if it has any, and a numeric offset."""
-    text = time.upper().replace("Z", "+00:00")
-    whole, point, rest = text.partition(".")
-    if not point:
-        return text
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    return f"{whole}.{digits[:6]:0<6}{rest[len(digits) :]}"
+    return found if found is not None and found.tzinfo else None

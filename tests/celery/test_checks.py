@@ -89,15 +89,6 @@ def test_w030_the_result_backend_keeps_no_results(app: Celery):
     assert problem.hint
 
 
-def test_e008_the_module_of_another_app_has_no_such_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "late_shops.py").write_text(
-        'from celery import Celery\napp = Celery("late_shops", broker="memory://", set_as_current=False)\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    entries = {name: {**PUBLISHERS["celery"], "OPTIONS": {"app": f"late_shops:{name}"}} for name in ("app", "missing")}
-    assert [problem.id for problem in found({**PUBLISHERS, **entries})] == ["django_outbox.E008"]
-
-
 @pytest.mark.parametrize("is_imported", [False, True])
 @pytest.mark.parametrize("app_class", ["Celery", "OutboxCelery"])
 def test_w031_nothing_imports_the_app(

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from celery import Celery, Task, chain, group, signals
+from celery import Celery, Task, chain, signals
 from celery.result import AsyncResult
-from django.conf import settings
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.test import override_settings
@@ -126,13 +125,6 @@ def test_calls_with_the_same_id_in_two_tasks_are_stored_once(add: Any, using: st
     assert stored(using).headers["parent_id"] == "first"
 
 
-def test_a_uuid_is_the_message_id_however_it_is_written(add: Any, using: str):
-    id = uuid.uuid4()
-    assert add.apply_async((1, 2), task_id=id.hex.upper()).id == id.hex.upper()
-    assert stored(using).message_id == id
-    assert stored(using).headers["id"] == id.hex.upper()
-
-
 @pytest.mark.parametrize("option", ["countdown", "eta", "text"])
 def test_the_outbox_keeps_a_call_until_its_eta(add: Any, using: str, option: str):
     before = timezone.now()
@@ -151,28 +143,11 @@ def test_a_naive_eta_is_in_utc_as_for_a_worker(add: Any, using: str):
     assert stored(using).available_at == eta.replace(tzinfo=datetime.timezone.utc)
 
 
-def test_an_eta_that_has_passed_does_not_delay_the_call(add: Any, using: str):
-    add.apply_async((1, 2), eta=timezone.now() - datetime.timedelta(hours=1))
-    message = stored(using)
-    assert message.available_at is not None
-    assert message.available_at <= message.occurred_at
-
-
 def test_whether_the_result_is_ignored_reaches_the_worker(add: Any, using: str):
     assert not add.delay(1, 2).ignored
     assert add.apply_async((1, 2), ignore_result=True).ignored
     headers = OutboxMessage.objects.using(using).order_by("id").values_list("headers", flat=True)
     assert [each["ignore_result"] for each in headers] == [False, True]
-
-
-def test_canvas_stores_only_what_can_start(app: Celery, add: Any, using: str):
-    # Celery itself asks the backend for the results of a group.
-    app.conf.update(result_backend=settings.REDIS_URL)
-    with transaction.atomic(using=using):
-        chain(add.s(1, 2), add.s(3)).apply_async()
-        assert OutboxMessage.objects.using(using).count() == 1
-        group(add.s(1, 2), add.s(3, 4)).apply_async()
-        assert OutboxMessage.objects.using(using).count() == 3
 
 
 def test_task_always_eager_calls_the_task_at_once(app: Celery, add: Any, using: str):

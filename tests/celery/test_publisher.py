@@ -206,14 +206,6 @@ def test_a_missing_exchange_rejects_its_messages_and_no_others(
     assert len(take(app, prefix)) == 2
 
 
-def test_an_unroutable_message_is_rejected(make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]):
-    app = make(settings.AMQP_URL)
-    with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
-        connection.channel().exchange_declare(f"{prefix}-other", "direct")
-    (outcome,) = publisher().publish(messages(app, exchange=f"{prefix}-other", routing_key="nowhere"))
-    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "rabbitmq.unroutable")
-
-
 # Outcomes
 
 
@@ -307,15 +299,3 @@ def test_a_task_is_sent_over_tls_to_a_broker_whose_certificate_is_trusted(
     app.tasks["tests.add"].delay(1, 2)
     assert drain().processed == 1
     assert [message.headers["task"] for message in take(make(settings.AMQP_URL), prefix)] == ["tests.add"]
-
-
-def test_a_certificate_that_is_not_trusted_is_an_outage_that_names_the_setting(
-    make: MakeApp, tls_proxy: TcpProxy, certificates: dict[str, Path]
-):
-    trusted = {"ca_certs": str(certificates["stranger.pem"])}
-    make(broker_url(scheme="amqps", port=tls_proxy.port), broker_use_ssl=trusted)
-    publisher = CeleryPublisher("celery", app=PATH)
-    reason = publisher.prepare()
-    publisher.close()
-    assert "the broker's TLS certificate is refused" in reason
-    assert "or ca_certs in broker_use_ssl of the Celery app" in reason

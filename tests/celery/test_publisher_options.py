@@ -29,11 +29,6 @@ def test_the_app_must_be_a_celery_app():
         CeleryPublisher("celery")  # type: ignore[call-arg]
 
 
-def test_a_dotted_path_is_accepted_too(make: MakeApp):
-    make(settings.AMQP_URL)
-    assert "tests.support.celery.app.app" in CeleryPublisher("celery", app="tests.support.celery.app.app").describe()
-
-
 @pytest.mark.parametrize("timeout", [0, -1, True, "1", 100_000])
 def test_the_timeout_must_be_seconds(make: MakeApp, timeout: object):
     make(settings.AMQP_URL)
@@ -65,11 +60,6 @@ def test_the_broker_is_described_without_secrets(make: MakeApp):
     )
     make("redis://user:secret@one:6380/3?ssl_cert_reqs=required")
     assert CeleryPublisher("celery", app=PATH).describe() == f"Celery app {PATH}, redis://one:6380/3"
-
-
-def test_tls_of_the_app_is_used(make: MakeApp):
-    make("amqp://user:secret@one//").conf.broker_use_ssl = True
-    assert "amqps://one:5671/%2F" in CeleryPublisher("celery", app=PATH).describe()
 
 
 def test_tls_by_the_scheme_of_the_url_is_used_on_each_node(make: MakeApp):

@@ -11,13 +11,12 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
 from django_outbox.celery import OutboxTask
 from django_outbox.models import OutboxMessage
-from django_outbox.relay import Relay
 from tests.support.celery import app as celery_app
 from tests.support.celery.tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
 from tests.support.relay_threads import relays_in_threads
@@ -120,14 +119,6 @@ def test_a_chord_that_starts_in_a_transaction_completes(tasks: Tasks):
     assert result(call) == 90
 
 
-def test_a_chain_of_a_chord_and_a_group_completes(tasks: Tasks):
-    with transaction.atomic(using=USING):
-        call = chain(
-            group(tasks.add.s(n, 1) for n in range(3)), tasks.total.s(), group(tasks.add.s(n) for n in range(2))
-        ).apply_async()
-    assert result(call) == [6, 7]
-
-
 def test_links_are_called(tasks: Tasks):
     link, link_error = tasks.note.s(), tasks.note.si("failed")
     called, called_after_error = link.freeze(), link_error.freeze()
@@ -175,12 +166,6 @@ def test_a_chord_whose_task_is_revoked_in_the_outbox_fails(tasks: Tasks):
         result(call)
 
 
-def test_an_id_that_is_not_a_uuid_stays_the_id_of_the_result(tasks: Tasks):
-    call = tasks.describe_request.apply_async(task_id="invoice-7")
-    assert call.id == "invoice-7"
-    assert result(call)["id"] == "invoice-7"
-
-
 def test_a_retry_in_a_transaction_is_not_rolled_back(tasks: Tasks):
     assert result(tasks.retry_in_transaction.delay()) == 2
 
@@ -223,24 +208,3 @@ def test_calls_within_a_task_follow_its_transaction(tasks: Tasks, app: Celery):
     sent = result(tasks.call_another.delay(True))
     assert result(app.AsyncResult(sent)) == 2
     assert not app.AsyncResult(lost).ready()
-
-
-@pytest.mark.parametrize("options", [{"serializer": "yaml"}, {"compression": "gzip"}], ids=["yaml", "gzip"])
-def test_other_encodings_are_stored_and_read(tasks: Tasks, options: dict[str, str]):
-    call = tasks.add.apply_async((1, 2), **options)
-    if "compression" in options:
-        assert result(call) == 3
-    else:
-        # The worker accepts JSON only, and refuses the message: it arrived.
-        assert OutboxMessage.objects.using(USING).get(message_id=call.id).payload["content_type"] != "application/json"
-
-
-def test_the_relay_sends_a_backlog_that_was_stored_without_it(app: Celery, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(celery_app, "app", app)
-    monkeypatch.setattr(OutboxTask, "outbox_using", USING)
-    with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
-        calls = [app.tasks["tests.add"].delay(n, n) for n in range(50)]
-        with Relay(using=USING) as relay:
-            assert relay.drain().processed == 50
-        assert [result(call) for call in calls] == [2 * n for n in range(50)]
-    connections[USING].close()

@@ -125,15 +125,6 @@ def test_the_option_id_source_takes_precedence_over_the_id(source, make_inbox):
     assert payloads("default") == [1, 3, 4, 5]
 
 
-def test_a_message_without_an_id_is_known_by_a_header(source, make_inbox):
-    id = uuid.uuid4()
-    for n, header in enumerate([str(id), str(id), "other", "other"]):
-        source.send(n, message_id="", headers={"event-id": header})
-    read_all(make_inbox(id_source="header:event-id"), source)
-    assert payloads("default") == [0, 2]
-    assert stored("default")[0].message_id == id
-
-
 def test_messages_without_ids_are_known_by_their_positions(source, monkeypatch):
     # RabbitMQ delivers that many messages before any is settled.
     monkeypatch.setattr(window, "FIRST_SIZE", 3)

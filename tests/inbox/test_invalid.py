@@ -237,17 +237,6 @@ def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected(source, mak
     assert len(dead.body) > 1024 * 1024
 
 
-@pytest.mark.parametrize("bad", [{0}, {4}, {0, 1, 2, 3, 4}, {1, 3, 4}], ids=str)
-def test_rejected_messages_of_a_batch_are_rejected_and_the_others_acknowledged(source, make_inbox, bad):
-    for n in range(5):
-        source.send(raw=b"{" if n in bad else str(n).encode())
-    eventually(lambda: source.unsettled() == 5)
-    read_all(make_inbox(invalid="reject", batch_size=5), source)
-    assert payloads("default") == [n for n in range(5) if n not in bad]
-    eventually(lambda: source.broker.depth(source.dead_letters) == len(bad))
-    assert source.unsettled() == 0
-
-
 def test_a_row_that_the_database_refuses_does_not_stop_the_others(using, source, make_inbox, monkeypatch):
     insert = storing.InboxWriter._insert_new
 

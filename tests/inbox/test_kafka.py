@@ -19,7 +19,6 @@ from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT, KafkaConsumerConnection
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import Status
 from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
@@ -76,14 +75,6 @@ def test_a_member_that_leaves_hands_its_partitions_over(source, make_inbox):
         source.send(*range(20, 40))
         eventually(lambda: len(payloads("postgresql")) == 40, "the others are stored", seconds=PATIENCE)
     assert source.unsettled() == 0
-
-
-def test_groups_read_independently_of_each_other(source, make_inbox):
-    source.send(1, 2)
-    read_all(make_inbox(), source)
-    source.sent = 2
-    read_all(make_inbox("postgresql", group=f"{source.group}-2"), source)
-    assert sorted(payloads("default")) == sorted(payloads("postgresql")) == [1, 2]
 
 
 def test_a_pattern_reads_all_topics_that_match(source, make_inbox):
@@ -191,21 +182,6 @@ def test_a_record_of_another_program_is_stored(source, make_inbox):
     assert message.occurred_at == datetime.datetime.fromtimestamp(10**9, datetime.timezone.utc)
 
 
-def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(source, make_inbox):
-    attributes = {"specversion": "1.0", "id": "7", "source": "/a", "type": "order.paid"}
-    binary = [*((f"ce_{name}", value.encode()) for name, value in attributes.items()), ("content-type", b"text/json")]
-    document = json.dumps({**attributes, "source": "/b", "data": {"n": 2}})
-    structured = [("content-type", b"application/cloudevents+json")]
-    source.write({"value": b'{"n": 1}', "headers": binary}, {"value": document, "headers": structured})
-    read_all(make_inbox(), source)
-    # The two may be in different partitions.
-    found = sorted(stored("default"), key=lambda message: message.payload["n"])
-    assert [(each.type, each.headers) for each in found] == [
-        ("order.paid", {"ce-source": "/a"}),
-        ("order.paid", {"ce-source": "/b"}),
-    ]
-
-
 def test_a_record_without_a_value_has_the_payload_null(source, make_inbox):
     source.write({"value": None, "key": b"order-7"})
     read_all(make_inbox(batch_size=2), source)
@@ -247,17 +223,6 @@ def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, 
         source.cluster.stop_failing()
         eventually(lambda: source.unsettled() == 0)
     assert [each.body for each in source.take_dead()] == [b"{"]
-
-
-@on_a_mock
-def test_an_inbox_that_ends_when_idle_gives_up_while_dead_letters_cannot_be_written(source, make_inbox):
-    source.send(raw=b"{")
-    source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
-    inbox = make_inbox(invalid="reject", arguments={"idle_exit": 60})
-    with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
-        inbox.run()
-    assert inbox.tally == InboxTally()
-    assert source.unsettled() == 1
 
 
 def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source):
@@ -347,15 +312,6 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only(source, monk
     finally:
         for member in members:
             member.close()
-
-
-def test_records_of_a_topic_whose_committed_offsets_are_beyond_its_end_are_read(source, make_inbox):
-    source.send(*range(8))
-    client = Client({"bootstrap.servers": source.servers, "group.id": source.group})
-    client.commit(offsets=[TopicPartition(source.name, number, 100) for number in range(4)], asynchronous=False)
-    client.close()
-    read_all(make_inbox(), source)
-    assert sorted(payloads("default")) == [*range(8)]
 
 
 # Refusals

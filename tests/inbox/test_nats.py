@@ -204,25 +204,6 @@ def test_a_missing_permission_is_an_error_with_the_remedy(make_consumer: MakeCon
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_outage_lasts_while_connections_are_accepted_and_requests_refused(caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO", logger="django_outbox")
-    with (
-        NatsServer(permissions("$JS.API.CONSUMER.MSG.NEXT.>")) as server,
-        Nats(server.url, user="admin", password="admin") as nats,
-        closing(JetStreamSource()) as source,
-    ):
-        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        options = {"servers": url, "stream": make_stream(nats)}
-        limits = replace(QUICK, proof_time=5.0)
-        with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=limits)) as inbox:
-            eventually(lambda: caplog.text.count("reads stream") >= 3)
-            eventually(lambda: inbox.outages)
-            assert "permit the user to publish" in inbox.outages[0].reason
-    assert caplog.text.count("is unavailable: ") == 1
-    assert "is available again" not in caplog.text
-
-
-@pytest.mark.django_db(transaction=True)
 def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: pytest.LogCaptureFixture):
     """Acknowledgements are refused, so each connection waits for the messages of the last one."""
     caplog.set_level("INFO", logger="django_outbox")

@@ -1,21 +1,17 @@
 """A quorum queue drops a message that was returned too often, 20 times by default in RabbitMQ 4: nothing is lost."""
 
-import json
 import logging
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError
 
 from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.inbox.management.commands.run_inbox import check_inbox
 from django_outbox.inbox.storing import InboxWriter
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
-from tests.inbox.processes import RUN_INBOX
+from tests.inbox.conftest import QUICK, payloads, read_all, running
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.waiting import eventually
 
@@ -51,27 +47,6 @@ def count_returns(source: RabbitMQSource) -> int:
     # Since RabbitMQ 4.3, a nack does not count towards the delivery limit; a reject does.
     source.broker.channel.basic_reject(method.delivery_tag or 0, requeue=True)
     return int(str((properties.headers or {}).get("x-delivery-count", 0)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", [LIMIT // 2], indirect=True)
-def test_kills_lose_nothing(source, start):
-    """Each process is killed at an unfavourable moment: most of what it has received is not stored."""
-    fill(source, 5000)
-    kills = LIMIT // 2 + 2
-    # A batch is one message, so that as few as possible are stored before the process hangs in its third batch.
-    outbox = json.dumps(outbox_of(source, batch_bytes=1))
-    name = str(connections["postgresql"].settings_dict["NAME"])
-    for _ in range(kills):
-        process = start(RUN_INBOX, "postgresql", name, outbox, "before")
-        assert process.stdout.readline() == b"here\n"
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    stored = payloads("postgresql")
-    assert stored == [*range(len(stored))]
-    assert len(stored) >= kills
-    # A stored message that was not settled comes again.
-    eventually(lambda: source.unsettled() >= 5000 - len(stored))
 
 
 def test_connections_that_break_lose_nothing(source, make_inbox, monkeypatch):

@@ -15,14 +15,6 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 
-def test_messages_are_stored_in_the_order_of_their_delivery(using, source, make_inbox):
-    ids = source.send(*range(50))
-    read_all(make_inbox(using, batch_size=7), source)
-    assert payloads(using) == [*range(50)]
-    assert [str(message.message_id) for message in stored(using)] == ids
-    assert source.unsettled() == 0
-
-
 def test_a_message_of_an_outbox_keeps_its_fields(using, source, make_inbox):
     source.send(
         {"id": 7, "total": "9.50"},
@@ -65,24 +57,6 @@ def test_another_message_with_a_known_id_is_left_out_and_reported(using, source,
     assert f"another message with the same ID is stored; the first has the ID {message.message_id}" in caplog.text
 
 
-def test_a_message_without_a_type_has_the_routing_key_as_its_type(source, make_inbox):
-    source.send(1, type=None)
-    read_all(make_inbox(), source)
-    (message,) = stored("default")
-    assert (message.type, message.topic) == (source.name, "")
-
-
-def test_a_message_without_an_id_is_known_by_its_body(source, make_inbox):
-    source.send({"a": 1}, {"a": 1}, {"a": 2}, message_id=None)
-    source.send({"a": 1}, message_id=None, type="order.paid")
-    read_all(make_inbox(), source)
-    assert [(message.type, message.payload["a"]) for message in stored("default")] == [
-        ("order.created", 1),
-        ("order.created", 2),
-        ("order.paid", 1),
-    ]
-
-
 def test_an_inbox_remembers_messages_whose_rows_were_deleted(using, source, make_inbox):
     (id,) = source.send(1)
     read_all(make_inbox(using, remember=True), source)
@@ -108,29 +82,3 @@ def test_what_the_rabbitmq_publisher_sends_arrives_unchanged(source, make_inbox,
     assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
     assert (found.payload, found.headers) == ({"total": "9.50"}, headers)
     assert found.occurred_at == message.occurred_at
-
-
-@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
-def test_the_cloudevents_that_the_rabbitmq_publisher_sends_arrive_as_messages(
-    source, make_inbox, make_publisher, format
-):
-    headers = {"tenant": "acme", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    message = make_message(source.name, b'{"total": "9.50"}', key="order-7", headers=headers)
-    publisher = make_publisher(exchange="", format=format, source="/shop")
-    publisher.publish([message, message])
-    source.sent = 2
-    read_all(make_inbox(), source)
-    (found,) = stored("default")
-    assert str(found.message_id) == message.message_id
-    assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
-    assert found.payload == {"total": "9.50"}
-    assert found.headers == {**headers, "ce-source": "/shop", "ce-subject": source.name}
-    assert found.occurred_at == message.occurred_at
-
-
-def test_a_cloudevent_that_cannot_be_read_is_stored_as_a_failed_message(source, make_inbox, make_publisher):
-    source.send(1, headers={"ce-specversion": "1.0", "ce-id": "7"})
-    read_all(make_inbox(), source)
-    (found,) = stored("default")
-    assert (found.status, found.type) == (Status.FAILED, "inbox.invalid")
-    assert found.error == "it is an invalid CloudEvent: it has no attribute source, or one that is not text"

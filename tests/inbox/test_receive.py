@@ -169,7 +169,6 @@ def test_a_session_that_the_server_has_ended_is_opened_again():
     ("batch", "error"),
     [
         ([incoming(1), {"body": b"1"}], "messages[1]: must be a django_outbox.brokers.Incoming, not dict"),
-        ([incoming(1, "1")], "messages[0].body: must be bytes, not str. Pass body.encode()."),  # type: ignore[arg-type]
         (
             [incoming(1, bytearray(b"1"))],  # type: ignore[arg-type]
             "messages[0].body: must be bytes, not bytearray. Pass bytes(body).",
@@ -179,31 +178,15 @@ def test_a_session_that_the_server_has_ended_is_opened_again():
             "messages[0].body: must be bytes, not NoneType. A message without a body, such as a tombstone of Kafka",
         ),
         ((incoming(tag) for tag in range(2)), "messages: must be a list, not generator. Pass list(messages), or []"),
-        (None, "messages: must be a list, not NoneType."),
         ([incoming(1, message_id=uuid.uuid4())], "messages[0].message_id: must be a string, not UUID."),
         ([incoming(1, key=None)], "messages[0].key: must be a string, not NoneType. If there is none, leave it out."),
-        ([incoming(1, headers=None)], "messages[0].headers: must be a dict, not NoneType."),
-        ([incoming(1, sent_at="now")], "messages[0].sent_at: must be an aware datetime, not str."),
         (
             [incoming(1, sent_at=datetime.datetime(2026, 1, 1))],  # noqa: DTZ001
             "messages[0].sent_at: must be an aware datetime, not datetime. Pass datetime.fromtimestamp",
         ),
         ([incoming(1)] * 10_001, "messages: are 10,001; the limit is 10,000. Call receive() for each part of them."),
     ],
-    ids=[
-        "class",
-        "body",
-        "bytearray",
-        "tombstone",
-        "generator",
-        "none",
-        "message_id",
-        "key",
-        "headers",
-        "text",
-        "naive",
-        "many",
-    ],
+    ids=range(8),
 )
 def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_remedy(batch, error):
     with pytest.raises(InvalidMessage) as raised:
@@ -216,9 +199,7 @@ def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_r
     ("options", "error"),
     [
         ({"publisher": "missing"}, "publisher is 'missing', which is not in OUTBOX['PUBLISHERS']; it must be one of"),
-        ({"invalid": "drop"}, "invalid is 'drop'; it must be"),
         ({"id_source": "header:"}, "id_source is 'header:'; it must be 'message_id', 'position', 'body'"),
-        ({"remember": 1}, "remember is 1; it must be"),
         ({"consumer": ""}, "consumer: is ''; it must be a string of 1 to 50 printable characters"),
         ({"consumer": "billing ", "remember": True, "invalid": "reject"}, "consumer: is 'billing '; it must be"),
     ],

@@ -17,7 +17,6 @@ from django.db import connections
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
-from django_outbox.brokers.redis.encoding import StreamEntry, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
@@ -68,13 +67,6 @@ def test_headers_that_are_not_an_object_make_a_failed_message(source, make_inbox
     source.sent = 1
     assert read_all(make_inbox(), source).invalid == 1
     assert "its field headers is not a JSON object" in stored("default")[0].error
-
-
-@pytest.mark.parametrize("time", ["", "yesterday", "2026-01-02", "2026-01-02T03:04:05Z", "9999-99-99"])
-def test_a_time_of_any_kind_can_be_read(time):
-    fields = {b"payload": b"1", b"occurred_at": time.encode()}
-    found = read_delivery(StreamEntry(b"1-0", [part for field in fields.items() for part in field]), 1, "orders")
-    assert (found.sent_at is None) == (time != "2026-01-02T03:04:05Z")
 
 
 def test_a_consumer_that_is_only_opened_creates_nothing(source):

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind, set_aside
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
@@ -309,10 +308,3 @@ def test_a_lost_connection_after_the_status_does_not_take_the_response_back(make
     listener, port = serve_bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
     with listener:
         assert make_webhooks(f"http://127.0.0.1:{port}/").publish([make_message()]) == [ACCEPTED]
-
-
-def test_a_lone_surrogate_is_rejected(receiver: Receiver, make_webhooks: MakePublisher):
-    publisher: HTTPPublisher = make_webhooks(receiver.url("/{key}"))
-    for message in (make_message(key="\ud800"), make_message(key="k", headers={"n": "\ud800"})):
-        (outcome,) = publisher.publish([message])
-        assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "http.unencodable")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind, unanswered
+from django_outbox.messages import Outcome, OutcomeKind, unanswered
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
 from tests.support.ports import free_port
@@ -114,14 +114,6 @@ def test_no_request_begins_after_the_timeout(make_webhooks: MakePublisher):
     assert found[-1] == "set aside"
     assert outcomes[-1].error_class == "http.late"
     assert found.count("accepted") <= 4
-
-
-def test_a_closed_publisher_connects_again(receiver: Receiver, make_webhooks: MakePublisher):
-    publisher = make_webhooks(receiver.url(), concurrency=1)
-    for _ in range(2):
-        assert publisher.publish([make_message()]) == [ACCEPTED]
-        publisher.close()
-    assert len({call.connection for call in receiver.calls}) == 2
 
 
 def test_a_receiver_may_ask_for_a_pause_of_five_minutes_at_most(make_webhooks: MakePublisher):

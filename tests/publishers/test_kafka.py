@@ -189,11 +189,6 @@ def test_a_producer_whose_sequence_is_lost_is_replaced_and_its_messages_are_sent
     assert {*bodies(cluster, topic)} == {*range(10)}
 
 
-def test_a_batch_waits_for_no_further_messages(topic, make_publisher):
-    publisher = make_publisher({"linger.ms": 60_000}, timeout=5.0)
-    assert publisher.publish(unkeyed(topic, 10)) == [ACCEPTED] * 10
-
-
 def test_a_message_that_is_not_confirmed_while_others_are_is_set_aside(cluster, topic, make_publisher):
     elsewhere = unique_name()
     cluster.create_topic(elsewhere)

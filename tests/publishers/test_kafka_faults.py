@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka.cimpl import NewPartitions
 
 from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
@@ -133,35 +132,6 @@ def test_a_topic_that_is_deleted_and_created_again_takes_messages(healthy: Clust
     assert bodies(healthy, topic) == [*range(5, 10)]
 
 
-def test_added_partitions_are_used_and_lose_nothing(healthy: Cluster, publisher: KafkaPublisher):
-    topic = create_topic(healthy)
-    assert publisher.publish(messages(topic, 0, 50, keys=50)) == [ACCEPTED] * 50
-    tools.admin(healthy.servers).create_partitions([NewPartitions(topic, 4)])[topic].result(60)
-    fresh = KafkaPublisher("default", config={"bootstrap.servers": healthy.servers}, timeout=TIMEOUT)
-    try:
-        assert fresh.publish(messages(topic, 50, 50, keys=50)) == [ACCEPTED] * 50
-    finally:
-        fresh.close()
-    assert publisher.publish(messages(topic, 100, 50, keys=50)) == [ACCEPTED] * 50
-    records = tools.read_topic(healthy.servers, topic, {})
-    assert {record.partition() for record in records} == {0, 1, 2, 3}
-    assert sorted(int(record.value()) for record in records) == [*range(150)]
-
-
-def test_kafkas_own_console_consumer_reads_key_headers_and_value(healthy: Cluster, publisher: KafkaPublisher):
-    topic = create_topic(healthy)
-    message = make_message(topic, '{"n": "🦡"}'.encode(), key="Schlüssel-1", headers={"traceparent": "00-ab"})
-    assert publisher.publish([message]) == [ACCEPTED]
-    options = ["--bootstrap-server", healthy.servers, "--topic", topic, "--from-beginning", "--max-messages", "1"]
-    formats = ["--formatter-property", "print.key=true", "--formatter-property", "print.headers=true"]
-    consumer = KAFKA.command("org.apache.kafka.tools.consumer.ConsoleConsumer", *options, *formats)
-    shown = subprocess.run(consumer, capture_output=True, timeout=60, check=True).stdout.decode().strip()
-    headers, key, value = shown.split("\t")
-    assert (key, value) == ("Schlüssel-1", '{"n": "🦡"}')
-    assert f"outbox-message-id:{message.message_id}" in headers.split(",")
-    assert "traceparent:00-ab" in headers.split(",")
-
-
 def test_ten_thousand_keys_are_in_the_partitions_of_javas_producer(healthy: Cluster, publisher: KafkaPublisher):
     ours, javas = create_topic(healthy, 12), create_topic(healthy, 12)
     keys = [f"order-{n}-{'ü' * (n % 7)}" for n in range(10_000)]
@@ -178,20 +148,3 @@ def test_ten_thousand_keys_are_in_the_partitions_of_javas_producer(healthy: Clus
 
 def partitions(cluster: Cluster, topic: str) -> dict[bytes, int]:
     return {record.key(): record.partition() for record in tools.read_topic(cluster.servers, topic, {})}
-
-
-def test_a_quota_delays_messages_and_counts_no_attempt(healthy: Cluster):
-    topic, client = create_topic(healthy), unique_name()
-    entity = ["--entity-type", "clients", "--entity-name", client]
-    change = ["--alter", "--add-config", "producer_byte_rate=20000", *entity]
-    tool = KAFKA.command("kafka.admin.ConfigCommand", "--bootstrap-server", healthy.servers, *change)
-    subprocess.run(tool, capture_output=True, timeout=60, check=True)
-    config = {"bootstrap.servers": healthy.servers, "client.id": client}
-    publisher = KafkaPublisher("default", config=config, timeout=TIMEOUT)
-    left = [make_message(topic, str(n).encode().rjust(40_000), key="key") for n in range(8)]
-    began = time.monotonic()
-    publish_all(publisher.publish, left)
-    publisher.close()
-    # The brokers allow 200,000 bytes at once.
-    assert time.monotonic() - began > 2
-    assert bodies(healthy, topic) == [*range(8)]

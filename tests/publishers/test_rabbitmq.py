@@ -3,6 +3,7 @@
 import datetime
 import inspect
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -13,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import spec
 
+from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.rabbitmq.publisher_connection import NACKED, Unconfirmed
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
-from tests.support.rabbitmq.tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, in_flight
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -50,14 +52,6 @@ def test_the_properties_describe_the_message(broker: Broker, make_publisher: Mak
     assert properties.delivery_mode == 2
     assert properties.correlation_id == "abc"
     assert properties.headers == {"correlation_id": "abc", "source": "web", "outbox-key": "order-1"}
-
-
-def test_the_type_is_the_routing_key_of_a_message_without_a_topic(broker: Broker, make_publisher: MakePublisher):
-    exchange, queue = broker.exchange("topic"), broker.queue()
-    broker.channel.queue_bind(queue, exchange, "order.*")
-    make_publisher(exchange=exchange).publish([make_message(type="order.paid")])
-    (received,) = broker.take(queue)
-    assert received.routing_key == "order.paid"
 
 
 def test_a_message_without_a_key_has_no_key_header(broker: Broker, make_publisher: MakePublisher):
@@ -138,12 +132,6 @@ def test_a_correlation_id_that_is_not_a_short_string_stays_a_header(
     (received,) = broker.take(queue)
     assert received.properties.correlation_id is None
     assert received.properties.headers == {"correlation_id": value}
-
-
-def test_the_connection_carries_the_name_of_the_publisher(proxy: TcpProxy, make_publisher: MakePublisher):
-    make_publisher(broker_url(port=proxy.port)).publish([make_message("nowhere")])
-    assert b"connection_name" in proxy.beginning
-    assert b"django_outbox shop" in proxy.beginning
 
 
 # Outcomes
@@ -250,25 +238,22 @@ def test_messages_for_a_full_queue_are_deferred(broker: Broker, make_publisher: 
     assert broker.depth(queue) == 5
 
 
-def test_a_payload_beyond_the_limit_of_the_broker_is_rejected_alone(
+def test_a_message_because_of_which_the_broker_closes_the_channel_has_to_be_found(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
 ):
-    """The others are sent again, for which this broker drops the connection: it did not close the channel itself."""
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.hold_back()
-    publishing = Publishing(publisher, [make_message(queue, b"x" * 1001), make_message(queue, b"x" * 1000)])
-    text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
-    eventually(lambda: in_flight(publisher), "the messages were sent")
-    proxy.say(spec.Channel.Close(406, text, 60, 40), channel=1)
-    eventually(lambda: not in_flight(publisher), "the channel was closed")
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publisher.publish, [make_message(queue)] * 2)
+        text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
+        eventually(lambda: in_flight(publisher), "the messages were sent")
+        proxy.say(spec.Channel.Close(406, text, 60, 40), channel=1)
+        with pytest.raises(BatchRefused, match="max size 1000") as raised:
+            publishing.result(60)
+    assert (raised.value.permanent, raised.value.outcomes) == (True, [None, None])
     proxy.resume()
-    too_large, other = publishing.outcomes()
-    assert (too_large.kind, too_large.error_class) == (OutcomeKind.REJECTED, "rabbitmq.too_large")
-    assert "max_message_size of 1,000 bytes" in too_large.error
-    assert other.kind is OutcomeKind.UNANSWERED
-    assert "was lost" in other.error
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5))

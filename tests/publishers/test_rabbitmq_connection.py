@@ -22,7 +22,6 @@ from tests.support.rabbitmq.tools import (
     TcpProxy,
     broker_url,
     channels_of,
-    connection_of,
     in_flight,
 )
 from tests.support.waiting import eventually
@@ -49,21 +48,6 @@ def test_a_durable_exchange_is_declared_on_demand(broker: Broker, make_publisher
     assert "NO_ROUTE" in only_error(publisher.publish([make_message("t")]), OutcomeKind.REJECTED)
     # The broker refuses to declare it again with other properties.
     broker.channel.exchange_declare(exchange, "headers", durable=True)
-
-
-def test_an_exchange_of_another_type_is_an_error_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
-    publisher = make_publisher(exchange=broker.exchange("fanout"), declare_exchange="topic")
-    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
-    assert "406 PRECONDITION_FAILED - inequivalent arg 'type'" in error
-    assert "change declare_exchange" in error
-
-
-def test_an_internal_exchange_is_an_error_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
-    exchange = broker.exchange_name()
-    broker.channel.exchange_declare(exchange, "topic", internal=True)
-    error = only_error(make_publisher(exchange=exchange).publish([make_message("t")]), OutcomeKind.UNANSWERED)
-    assert f"403 ACCESS_REFUSED - cannot publish to internal exchange '{exchange}'" in error
-    assert "name another exchange" in error
 
 
 def refused_by_channel(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, text: str) -> list[Outcome]:
@@ -99,12 +83,6 @@ def test_a_message_for_a_topic_without_permission_is_deferred(
 # Connecting
 
 
-def test_the_constructor_does_not_connect(proxy: TcpProxy, make_publisher: MakePublisher):
-    publisher = make_publisher(broker_url(port=proxy.port))
-    publisher.close()
-    assert proxy.connections == 0
-
-
 def test_a_wrong_password_is_an_error_that_does_not_show_it(
     make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
@@ -120,12 +98,6 @@ def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
     error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert "access to the vhost is refused" in error
     assert "no-such-vhost" in error
-
-
-def test_an_unknown_host_is_an_error_that_names_it(make_publisher: MakePublisher):
-    publisher = make_publisher("amqp://guest:guest@no-such-host.invalid/")
-    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
-    assert "no-such-host.invalid:5672: the host name cannot be resolved" in error
 
 
 def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
@@ -236,17 +208,6 @@ def test_a_connection_that_the_broker_closes_is_replaced(
     proxy.say(spec.Connection.Close(320, "CONNECTION_FORCED - by an operator", 0, 0))
     assert "320 CONNECTION_FORCED - by an operator" in only_error(publishing.outcomes(), OutcomeKind.UNANSWERED)
     proxy.resume()
-    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-
-
-def test_a_connection_lost_while_idle_affects_no_message(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
-):
-    queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port))
-    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    proxy.end_connections()
-    eventually(lambda: not connection_of(publisher).accepts_more, "the publisher noticed the end")
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
 
 

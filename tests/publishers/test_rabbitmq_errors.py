@@ -26,6 +26,12 @@ from django_outbox.brokers.rabbitmq.errors import explain
             "ACCESS_REFUSED - queue 'billing' in vhost '/' in exclusive use",
             "another consumer reads it exclusively",
         ),
+        (403, "ACCESS_REFUSED - cannot publish to internal exchange 'shop' in vhost '/'", "name another exchange"),
+        (
+            406,
+            "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'shop' in vhost '/'",
+            "it exists with other properties: change declare_exchange, or delete it",
+        ),
         (
             406,
             "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 1800000 ms.",

@@ -60,16 +60,6 @@ def test_a_server_that_refuses_every_write_is_an_outage(server, publisher, setti
     assert publisher.publish([make_message("s")]) == [ACCEPTED]
 
 
-def test_memory_that_runs_out_within_a_batch_leaves_the_rest_unanswered(server, publisher):
-    server.client.config_set("maxmemory", str(server.client.info("memory")["used_memory"] + 3_000_000))
-    outcomes = publisher.publish([make_message("s", b'"%s"' % (b"x" * 10_000))] * 500)
-    accepted = outcomes.count(ACCEPTED)
-    assert 0 < accepted < 500
-    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
-    server.client.config_set("maxmemory", "0")
-    assert server.client.xlen("s") == accepted + 1
-
-
 def test_a_replica_is_an_outage_and_is_named_by_the_check(server, publisher):
     server.client.replicaof("127.0.0.1", 1)
     (outcome,) = publisher.publish([make_message("s")])

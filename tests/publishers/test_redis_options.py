@@ -1,6 +1,5 @@
 """The options of the Redis publisher: what is wrong is named with its remedy, and no password is shown."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED
+from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.ports import free_port
 from tests.support.redis.server import RedisServer
@@ -17,12 +17,9 @@ URL = "redis://shop:s3cret@localhost:6379/2"
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no url": ({"url": ""}, "url is missing"),
-    "no urls": ({"url": []}, "url is missing"),
     "scheme": ({"url": "http://shop:s3cret@localhost"}, "redis://, rediss:// or unix://"),
     "port": ({"url": "redis://shop:s3cret@localhost:x"}, "url: a URL cannot be read"),
     "not encoded": ({"url": "redis://shop:s3cret/x@localhost"}, "percent-encoded"),
-    "line break": ({"url": "redis://shop:s3cret@localhost\n"}, "url contains a line break"),
-    "line break in a name": ({"stream": "orders\n"}, "stream contains a line break"),
     "no host": ({"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
     "query": ({"url": f"{URL}?protocol=3"}, "must not set protocol"),
@@ -31,15 +28,11 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "cluster database": ({"cluster": True}, "no database but 0"),
     "sentinel port": ({"sentinels": "redis://localhost"}, "without a port"),
     "sentinel scheme": ({"url": "redis://mymaster", "sentinels": "unix:///tmp/s"}, "sentinels must be redis://"),
-    "stream": ({"stream": "{nothing}"}, "{topic}, {type} or {key}"),
     "max_length": ({"max_length": 0}, "max_length is 0"),
     "replicas": ({"replicas": -1}, "replicas is -1"),
     "replica_timeout": ({"replica_timeout": 0}, "replica_timeout is 0"),
     "timeout": ({"timeout": 0}, "timeout is 0"),
-    "connect_timeout": ({"connect_timeout": "5"}, "connect_timeout is '5'"),
     "ssl without TLS": ({"ssl": {}}, "must begin with rediss://"),
-    "ssl keys": ({"url": "rediss://localhost", "ssl": {"ca": "x"}}, "cafile, certfile, keyfile"),
-    "ssl file": ({"url": "rediss://localhost", "ssl": {"cafile": "/missing"}}, "cannot be loaded"),
 }
 
 
@@ -81,21 +74,8 @@ def test_a_unix_socket_is_used(tmp_path: Path):
 
 
 def test_tls_verifies_the_server(tmp_path: Path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = [
-        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-        *(
-            "-keyout",
-            str(key),
-            "-out",
-            str(certificate),
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-        ),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    make_certificate(tmp_path, "redis", "DNS:localhost")
+    key, certificate = tmp_path / "redis.key", tmp_path / "redis.pem"
     port = free_port()
     files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
     with RedisServer(tmp_path, "--tls-port", str(port), *files):

@@ -52,18 +52,11 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     NATS has no dead letters, so no message can be rejected to them.
 
     Args:
-        alias: the consumer's name in the settings. NATS's monitoring shows it as part of the connection's name.
-        servers: `nats://user:password@host:4222`, `nats://token@host:4222`, `tls://` for TLS, or a list of URLs, one
-            for each server of a cluster.
         stream: the stream to read.
         durable: the name of the durable consumer.
-        credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey.
-        ssl: for `tls://`, a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
-        domain: the JetStream domain of the stream; empty for the server's.
-        inbox_prefix: the first tokens of the subjects on which messages arrive.
         timeout: seconds until connecting to all servers is given up.
-        connect_timeout: seconds until a server that does not accept the connection is given up.
-        options: the options of every consumer; see `Consumer`.
+        options: `servers`, `credentials`, `ssl`, `domain`, `inbox_prefix` and `connect_timeout` as for
+            `JetStreamPublisher`, and the options of every consumer; see `Consumer`.
     """
 
     broker_name: ClassVar[str] = "NATS JetStream"
@@ -88,11 +81,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     def source(self) -> str:
         servers = ", ".join(server.address for server in self.nodes)
         return f"stream {self.stream!r}, consumer {self.durable!r} at {servers}"
-
-    @property
-    def prefetch(self) -> int:
-        """Maximum number of messages that are delivered ahead: while one batch is stored, the next one arrives."""
-        return 2 * self.batch_size
 
     @property
     def is_waiting(self) -> bool:
@@ -195,7 +183,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     def _wanted(self) -> int:
         if self._is_over() or not self.intake.has_room:
             return 0
-        prefetch = self._consumer.prefetch
+        # While one batch is stored, the next one arrives.
+        prefetch = 2 * self._consumer.batch_size
         room = prefetch - len(self._unsettled)
         # While at least half of them are in hand, a request would be for a few only.
         if room < prefetch / 2:
@@ -243,8 +232,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def _on_status(self, status: int, headers: bytes) -> None:
         """Note the end of a request: https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-37.md."""
-        if status == 100:
-            return
         if status not in (404, 408):
             # Another request at once would be refused as well.
             text = headers[:200].split(b"\r\n")[0].decode("ascii", "replace")
@@ -300,18 +287,10 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def _on_error(self, error: Exception) -> None:
         # There is no response to what the user may not publish.
-        denied = denied_subject(error)
-        if denied == self._next.lower():
-            self._end(f"{self._name}: permit the user to publish to {self._next}")
-        elif denied is not None and denied.startswith("$js.ack."):
-            self._end(f"{self._name}: permit the user to publish to $JS.ACK.>")
-        logger.debug(
-            "%(subject)s: %(address)s: %(reason)s",
-            event="broker.connection_ended",
-            subject=self._owner,
-            address=self._server,
-            reason=explain(error),
-        )
+        denied = denied_subject(error) or ""
+        for subject in (self._next, "$JS.ACK.>"):
+            if denied.startswith(subject.lower().removesuffix(">")):
+                self._end(f"{self._name}: permit the user to publish to {subject}")
 
     def _release(self, error: str) -> None:
         super()._release(error)

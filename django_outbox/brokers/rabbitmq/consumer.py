@@ -99,16 +99,11 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
     """Reads a queue. It declares nothing: the queue, its bindings and its dead-letter exchange must exist.
 
     Args:
-        alias: the consumer's name in the settings. RabbitMQ's management pages show it as part of the connection's
-            name.
-        url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS, or a list of urls, one for each node of a
-            cluster.
         queue: the queue to read.
         key_header: the header that carries a message's key.
-        connect_timeout: seconds until a node that does not accept the connection is given up.
         timeout: seconds until connecting to all nodes is given up.
-        ssl: a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
-        options: the options of every consumer; see `Consumer`.
+        options: `url`, `connect_timeout` and `ssl` as for `RabbitMQPublisher`, and the options of every consumer; see
+            `Consumer`.
     """
 
     broker_name: ClassVar[str] = "RabbitMQ"

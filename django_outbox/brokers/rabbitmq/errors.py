@@ -1,7 +1,5 @@
 """Explain the errors of RabbitMQ and pika, and name the remedy."""
 
-import re
-
 from pika import exceptions
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
@@ -70,14 +68,6 @@ def blames_message(error: BaseException) -> bool:
 def lacks_permission(error: BaseException) -> bool:
     """Return whether the broker refused something that its administrator can permit."""
     return isinstance(error, exceptions.ChannelClosedByBroker) and error.reply_code == 403
-
-
-def max_message_size(error: BaseException) -> int | None:
-    """Return the broker's limit in bytes if it closed the channel because a message exceeds it, and otherwise None."""
-    if isinstance(error, exceptions.ChannelClosed) and error.reply_code == 406:
-        found = re.search(r"message size .* max size (\d+)", error.reply_text)
-        return int(found[1]) if found else None
-    return None
 
 
 def _root(error: BaseException) -> BaseException:

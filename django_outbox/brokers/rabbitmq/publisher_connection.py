@@ -18,7 +18,7 @@ from pika.spec import Connection as ConnectionMethods
 from django_outbox.brokers.call import PendingCall
 from django_outbox.brokers.rabbitmq.connection import RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import Encoded
-from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
+from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.wire import ConfirmWire, append_message
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
@@ -65,15 +65,6 @@ class Transmission(PendingCall[Message, Encoded]):
             self.nacked = self.nacked or outcome is not ACCEPTED
             for index in indexes:
                 self.set_outcome(index, outcome)
-
-    def reject_larger(self, limit: int) -> bool:
-        """Reject messages without an outcome whose payload exceeds the broker's limit in bytes. False if none does."""
-        missing = self.missing
-        error = f"the payload is beyond the broker's max_message_size of {limit:,} bytes"
-        for index, message in enumerate(self.messages):
-            if len(message.payload) > limit:
-                self.set_outcome(index, rejected(error, error_class="rabbitmq.too_large"))
-        return self.missing < missing
 
     def stall(self) -> None:
         """Mark the transmission as stalled: the broker responds but does not confirm the remaining messages."""
@@ -381,14 +372,8 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._close_now()
             return
         self._channels.remove(channel)
-        limit = max_message_size(error)
-        if limit is not None and transmission.reject_larger(limit):
-            if transmission.missing:
-                transmission.sent = 0
-                self._unsent.appendleft(transmission)
-        else:
-            text = f"RabbitMQ refused the message: {explain(error)}"
-            transmission.refuse(text, error, permanent=not lacks_permission(error))
+        text = f"RabbitMQ refused the message: {explain(error)}"
+        transmission.refuse(text, error, permanent=not lacks_permission(error))
         self._send()
 
     def _abandon(self, channel: PublisherChannel) -> None:

@@ -52,7 +52,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
 
     Args:
         alias: the consumer's name in the settings.
-        url: `redis://user:password@host:6379/0`, `rediss://` or `unix://`, as for `RedisStreamsPublisher`.
         stream: the stream to read.
         group: the consumer group. Each entry goes to one member of a group.
         create_group: whether to create the group, and the stream, if they do not exist. The group then gets all entries
@@ -62,12 +61,9 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
         claim_idle: seconds after which entries are taken over from a consumer that has vanished without settling them.
         dead_letters: the stream that rejected entries are added to. Required if other options reject messages.
-        sentinels: the Sentinels' URLs, as for `RedisStreamsPublisher`.
-        cluster: whether the server belongs to a cluster.
-        connect_timeout: seconds for connecting.
         timeout: seconds that Redis has to reply.
-        ssl: for `rediss://`, a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
-        options: the options of every consumer; see `Consumer`.
+        options: `url`, `sentinels`, `cluster`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the
+            options of every consumer; see `Consumer`.
     """
 
     broker_name: ClassVar[str] = "Redis"
