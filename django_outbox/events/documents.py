@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +10,10 @@ from django_outbox.events.event_type import VERSION_HEADER, EventType
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The version of JSON Schema that pydantic writes."""
+
+HANDLERS = "x-handlers"
+"""The key of a message for the names of the handlers that this project has for it. They have no line numbers, so that
+the document does not change with every edit of a module."""
 
 METADATA = "x-event"
 """The key of a schema or message for the event's type, version, destination and key."""
@@ -29,8 +33,14 @@ def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "Events", "$defs": schemas}
 
 
-def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str) -> dict[str, Any]:
-    """Return an AsyncAPI 3.0 document of the events that this project sends."""
+def make_asyncapi(
+    event_types: Iterable[EventType], *, title: str, version: str, handlers: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Return an AsyncAPI 3.0 document of the events that this project sends.
+
+    Args:
+        handlers: the names of the handlers of each type.
+    """
     names: dict[str, str] = {}
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
@@ -40,7 +50,7 @@ def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str)
         address = each.topic or each.type
         channel = _name(address, names)
         schemas[name] = _schema(each, f"#/components/schemas/{name}")
-        messages[name] = _message(each, name)
+        messages[name] = _message(each, name, handlers.get(each.type, ()))
         entry = channels.setdefault(channel, {"address": address, "messages": {}})
         entry["messages"][name] = {"$ref": f"#/components/messages/{name}"}
     return {
@@ -60,7 +70,7 @@ def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str)
     }
 
 
-def _message(event_type: EventType, name: str) -> dict[str, Any]:
+def _message(event_type: EventType, name: str, handlers: Sequence[str]) -> dict[str, Any]:
     description = inspect.getdoc(event_type.cls) if _has_docstring(event_type.cls) else None
     return {
         "name": event_type.type,
@@ -74,6 +84,7 @@ def _message(event_type: EventType, name: str) -> dict[str, Any]:
         },
         "payload": {"$ref": f"#/components/schemas/{name}"},
         METADATA: _metadata(event_type),
+        **({HANDLERS: [*handlers]} if handlers else {}),
     }
 
 

@@ -66,6 +66,12 @@ class Handler(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Handler {self.name}>"
 
+    @property
+    def place(self) -> str:
+        """The module and the line of the function's definition, such as `shop.handlers:12`."""
+        module, _, _, line = _origin(self)
+        return f"{module}:{line}" if line else str(module)
+
     def retry_for(self, message: Message) -> RetryEntry | None:
         """Return the retry policy of a message, if it is not the publisher's."""
         return self.retry

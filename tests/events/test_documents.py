@@ -3,6 +3,8 @@
 import dataclasses
 import datetime
 import enum
+import functools
+import inspect
 import json
 import uuid
 from decimal import Decimal
@@ -22,6 +24,9 @@ from typing_extensions import NotRequired, TypedDict
 from django_outbox.events import event
 from django_outbox.events.documents import make_asyncapi, make_json_schemas
 from django_outbox.events.registry import registry
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry as handlers
+from django_outbox.messages import Message
 
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
@@ -186,7 +191,7 @@ def references(value: Any) -> list[str]:
 def test_the_validator_of_asyncapi_finds_mistakes():
     """Otherwise the test above could not fail."""
     event("order.created")(OrderCreated)
-    document = make_asyncapi(registry, title="a", version="1")
+    document = make_asyncapi(registry, title="a", version="1", handlers={})
     validate_asyncapi(document)
     send = {"action": "publish", "channel": {"$ref": "#/channels/order-created"}}
     for wrong in ({"asyncapi": "2.6.0"}, {"info": {"title": "a"}}, {"operations": {"a": send}}, {"channels": {"a": 3}}):
@@ -197,7 +202,7 @@ def test_the_validator_of_asyncapi_finds_mistakes():
 def test_types_that_give_the_same_name_in_asyncapi_are_kept_apart():
     for type in ("a/b", "a-b", "a b"):
         event(type)(dataclasses.make_dataclass("Event", [("id", int)]))
-    document = make_asyncapi(registry, title="a", version="1")
+    document = make_asyncapi(registry, title="a", version="1", handlers={})
     validate_asyncapi(document)
     assert sorted(message["name"] for message in document["components"]["messages"].values()) == ["a b", "a-b", "a/b"]
 
@@ -209,12 +214,28 @@ def test_the_list_shows_each_event_with_its_publishers():
     ):
         lines = run().splitlines()
     assert [line.split() for line in lines] == [
-        ["type", "version", "class", "key", "publishers"],
-        ["category.moved", "1", f"{__name__}.Category", "-", "default"],
-        ["order.created", "2", f"{__name__}.OrderCreated", "order-{id}", "default,", "audit"],
-        ["order.paid", "1", f"{__name__}.OrderPaid", "order-{id}", "default"],
-        ["order/sent", "~%", "1", f"{__name__}.OrderSent", "-", "audit"],
+        ["type", "version", "class", "key", "publishers", "handlers"],
+        ["category.moved", "1", f"{__name__}.Category", "-", "default", "-"],
+        ["order.created", "2", f"{__name__}.OrderCreated", "order-{id}", "default,", "audit", "-"],
+        ["order.paid", "1", f"{__name__}.OrderPaid", "order-{id}", "default", "-"],
+        ["order/sent", "~%", "1", f"{__name__}.OrderSent", "-", "audit", "-"],
     ]
+
+
+@pytest.mark.usefixtures("shop")
+def test_handlers_are_listed_with_module_and_line_and_named_in_the_document():
+    with handlers.scratch():
+        line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
+
+        @handler("order.paid")
+        def send_receipt(event: Any, message: Message) -> None: ...
+
+        handler("order.paid", name="bill")(functools.partial(send_receipt))
+        (row,) = [line.split() for line in run().splitlines() if line.startswith("order.paid")]
+        assert row[-2:] == [f"{__name__}:{line},", "functools"]
+        found = json.loads(run("--asyncapi"))["components"]["messages"]
+    assert found["order-paid"]["x-handlers"] == [send_receipt.name, "bill"]
+    assert [name for name, message in found.items() if "x-handlers" in message] == ["order-paid"]
 
 
 def test_the_list_of_no_events_names_the_remedy():

@@ -15,6 +15,7 @@ from django_outbox.conf import get_settings
 from django_outbox.events.documents import METADATA, make_asyncapi, make_json_schema, make_json_schemas
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry
+from django_outbox.handlers.registry import registry as handlers
 from django_outbox.management.base import OutboxCommand, align
 
 STANDARD_OUTPUT = "-"
@@ -68,7 +69,7 @@ class Command(OutboxCommand):
         if options["check"]:
             self._check(Path(options["check"]))
         elif options["asyncapi"]:
-            document = make_asyncapi(registry, title=options["title"], version=options["document_version"])
+            document = _make_asyncapi(options["title"], options["document_version"])
             self._write(document, options["asyncapi"])
         elif options["json_schema"]:
             self._write_json_schemas(options["json_schema"])
@@ -80,7 +81,7 @@ class Command(OutboxCommand):
         if not rows:
             self.stdout.write("No events are registered. Decorate classes with @event in the events.py of an app.")
             return
-        for line in align([("type", "version", "class", "key", "publishers"), *rows]):
+        for line in align([("type", "version", "class", "key", "publishers", "handlers"), *rows]):
             self.write_line(line)
 
     def _write_json_schemas(self, path: str) -> None:
@@ -142,7 +143,7 @@ class Command(OutboxCommand):
             before = json.loads(text)
             if "asyncapi" in before:
                 info = before["info"]
-                return "--asyncapi", make_asyncapi(registry, title=info["title"], version=info["version"])
+                return "--asyncapi", _make_asyncapi(info["title"], info["version"])
             if METADATA in before:
                 raise CommandError(f"{path} is the schema of one event. Give its directory to --check.")
             if "$defs" in before:
@@ -153,6 +154,11 @@ class Command(OutboxCommand):
             f"{path} is not a document that outbox_events wrote. Write one with --asyncapi {path}, or with "
             f"--json-schema {path}."
         )
+
+
+def _make_asyncapi(title: str, version: str) -> dict[str, Any]:
+    names = {each.type: [found.name for found in handlers.for_type(each.type)] for each in registry}
+    return make_asyncapi(registry, title=title, version=version, handlers=names)
 
 
 def _files() -> Iterator[tuple[str, str]]:
@@ -178,4 +184,5 @@ def _row(event_type: EventType) -> tuple[str, ...]:
         event_type.path,
         event_type.key or "-",
         ", ".join(publishers),
+        ", ".join(each.place for each in handlers.for_type(event_type.type)) or "-",
     )
