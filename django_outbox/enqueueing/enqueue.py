@@ -226,7 +226,8 @@ def enqueue_messages(
     checked: list[Json] = []
     for position, message in enumerate(messages):
         try:
-            check_unsaved(message).headers = _with_attribution(message.headers, attribution)
+            check_unsaved(message)
+            message.headers = _with_attribution(message.headers, attribution)
             result = check_message(message, store.dialect)
         except InvalidMessage as error:
             raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error
