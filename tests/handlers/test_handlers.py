@@ -75,31 +75,6 @@ def test_a_handler_that_raises_leaves_no_effect_and_is_called_again(using: str):
     assert [message.attempts for message in OutboxMessage.objects.using(using).order_by("id")] == [1, 3, 1]
 
 
-def test_a_handler_that_always_raises_fails_its_message_with_the_error(using: str):
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        raise ValueError("no")
-
-    put(1, using)
-    with settings({"MAX_ATTEMPTS": 3}):
-        drain_all(using)
-    (message,) = OutboxMessage.objects.using(using)
-    assert (message.status, message.attempts) == (Status.FAILED, 3)
-    assert (message.error, message.error_class) == ("ValueError: no", "ValueError")
-
-
-def test_an_excluded_exception_fails_its_message_at_once(using: str):
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        raise KeyError("never")
-
-    put(1, using)
-    with settings({"EXCLUDE": [KeyError]}):
-        drain(using)
-    (message,) = OutboxMessage.objects.using(using)
-    assert (message.status, message.attempts) == (Status.FAILED, 1)
-
-
 @pytest.mark.parametrize(
     ("outcome", "status", "attempts"),
     [

@@ -121,12 +121,6 @@ class TestCopiesOnRabbitMQ:
         assert headers["outbox-publisher"] == "default"
         assert received[0].routing_key == "order.created"
 
-    def test_are_missing_if_no_queue_is_bound(
-        self, broker: Broker, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
-    ):
-        assert copy_failed(make_publisher(exchange=broker.exchange("fanout")), failed(), "default") == set()
-        assert "did not accept 1 copy of failed messages (id 1). First error: unroutable" in caplog.text
-
 
 class Received:
     """Keeps what a signal was sent with."""

@@ -17,7 +17,6 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from django_outbox.relay.state import Tally
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import end_other_sessions
@@ -82,15 +81,6 @@ def test_drain_with_workers_delivers_each_message_once(using: str, scripted: Scr
     assert len(scripted.published()) == len(set(scripted.published())) == 1000
 
 
-def test_a_drain_leaves_messages_that_are_not_due(using: str):
-    with transaction.atomic(using=using):
-        enqueue("later", 1, delay=3600, using=using)
-        enqueue("now", 2, using=using)
-    with Relay(using=using) as relay:
-        assert relay.drain().processed == 1
-    assert statuses(using) == {Status.PENDING: 1, Status.PROCESSED: 1}
-
-
 def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     put(5, using)
     outcomes = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
@@ -109,16 +99,6 @@ def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     assert [rows[n].error for n in range(5)] == ["", "unroutable", "queue full", "", ""]
     due = OutboxMessage.objects.using(using).due()
     assert [message.payload for message in due] == [3], "only the one that nobody answered for is due again at once"
-
-
-def test_a_message_that_is_refused_again_and_again_fails_at_the_last_attempt(scripted: Script):
-    put(1)
-    answer(scripted, lambda message: retry_later("queue full"))
-    retry = {"MAX_ATTEMPTS": 3, "DELAY": 0.001, "JITTER": 0}
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "RETRY": retry}), Relay() as relay:
-        eventually(lambda: relay.drain().failed == 1)
-    message = OutboxMessage.objects.get()
-    assert (message.status, message.attempts, message.error) == (Status.FAILED, 3, "queue full")
 
 
 def test_an_outage_uses_up_no_attempts_and_a_drain_gives_up(using: str, scripted: Script):
@@ -171,13 +151,6 @@ def test_max_messages_is_never_exceeded(workers: int):
     assert statuses() == {Status.PROCESSED: 12, Status.PENDING: 18}
 
 
-def test_a_drain_begins_no_batch_after_max_seconds():
-    put(10)
-    with Relay(batch_size=1) as relay:
-        assert relay.drain(max_seconds=0).claimed == 0
-    assert OutboxMessage.objects.due().count() == 10
-
-
 def test_a_batch_is_bounded_in_bytes(using: str, scripted: Script):
     with transaction.atomic(using=using):
         enqueue_many([OutboxMessage(type="t", payload="x" * 10_000) for _ in range(20)], using=using)
@@ -194,18 +167,6 @@ def test_a_running_relay_delivers_new_messages_until_it_is_stopped(running: Call
         put(10, using)
         eventually(lambda: OutboxMessage.objects.using(using).pending().count() == 0)
     eventually(lambda: relay.tally.processed == 30)
-
-
-def test_a_running_relay_survives_an_outage_of_the_broker(running: Callable[..., Relay], scripted: Script):
-    answer(scripted, lambda message: unanswered("the broker is away"))
-    relay = running()
-    put(5)
-    eventually(lambda: len(scripted.batches) > 6)
-    assert [outage.reason for outage in relay.outages] == ["the broker is away"]
-    answer(scripted, lambda message: ACCEPTED)
-    eventually(lambda: relay.tally.processed == 5)
-    eventually(lambda: relay.outages == [])
-    assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {1}
 
 
 @pytest.mark.parametrize("alias", LOCKING)
@@ -274,10 +235,6 @@ def test_close_closes_the_publishers(scripted: Script):
     with Relay():
         pass
     assert scripted.closed == 2
-
-
-def test_tallies_add_up():
-    assert Tally(1, 10, 1) + Tally(2, 5, 0, 1, 1) == Tally(3, 15, 1, 1, 1)
 
 
 @pytest.mark.django_db(databases=ALIASES, transaction=False)
