@@ -59,12 +59,6 @@ class TestStates:
             for chosen in filters:
                 assert admin_client.get(CHANGELIST, {"state": state, **chosen}).status_code == 200
 
-    def test_lists_pending_messages_in_the_order_in_which_they_are_due(self, using: str, admin_client: Client):
-        put(Status.FAILED, using=using)
-        later = put(Status.PENDING, using=using, age=-60)
-        now = put(Status.PENDING, 2, using=using, age=5)
-        assert listed(admin_client.get(CHANGELIST, {"state": "pending"})) == [*now, *later]
-
     def test_lists_pending_messages_with_and_without_a_key_in_the_order_in_which_they_are_due(
         self, using: str, admin_client: Client
     ):

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from tests import run
 from tests.support import system_packages
 from tests.support.ordering import begin_with_long_tests
-from tests.support.seconds import FolderSeconds
 
 
 class Terminal(io.StringIO):
@@ -117,20 +115,3 @@ def test_two_of_three_processes_begin_with_the_long_tests_and_those_of_a_module_
 def test_no_test_is_left_out_if_all_are_long(processes: int):
     tests: list[Any] = [Test(str(number), Test(str(number))) for number in range(7)]
     assert sorted(each.nodeid for each in begin_with_long_tests(tests, processes)) == [str(n) for n in range(7)]
-
-
-def test_the_seconds_of_each_folder_are_printed_in_descending_order():
-    plugin, printed = FolderSeconds(), io.StringIO()
-    for path, when, seconds in (
-        ("tests/unit/test_a.py", "setup", 2.0),
-        ("tests/unit/test_a.py", "call", 1.0),
-        ("tests/relay/test_b.py", "call", 4.0),
-    ):
-        report: Any = SimpleNamespace(location=(path, 1, "test"), when=when, duration=seconds)
-        plugin.pytest_runtest_logreport(report)
-    terminal: Any = SimpleNamespace(section=lambda text: None, line=lambda text: printed.write(f"{text}\n"))
-    plugin.pytest_terminal_summary(terminal)
-    assert [line.split() for line in printed.getvalue().splitlines()] == [
-        ["4", "s", "1", "tests", "tests/relay"],
-        ["3", "s", "1", "tests", "tests/unit"],
-    ]

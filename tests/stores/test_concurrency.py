@@ -10,8 +10,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.stores import Store, mysql
-from django_outbox.stores.mysql import MySQLStore
+from django_outbox.stores import Store
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, isolation, serialization_error
 from tests.support.messages import claim, claimed_ids, rows, settle, store_of, write
@@ -208,23 +207,6 @@ def test_neither_an_empty_poll_nor_an_open_claim_blocks_an_insert(using: str, im
         write(impatient, message_id=uuid.uuid4())
         with transaction.atomic(using=impatient):
             enqueue_many([OutboxMessage(type="a", payload=1)], using=impatient)
-
-
-@mysql_and_mariadb
-@pytest.mark.parametrize("pending", [0, 3])
-def test_a_claim_that_locks_a_range_under_repeatable_read_would_block_inserts(
-    using: str, impatient: str, pending: int, monkeypatch: pytest.MonkeyPatch
-):
-    """The control of the previous test, which shows that it can fail."""
-    monkeypatch.setattr(mysql, "UNKEYED", f"{mysql.UNKEYED} FOR UPDATE SKIP LOCKED")
-
-    def begin(self: MySQLStore, max_seconds: float, *, transactional: bool = False) -> None:
-        self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-
-    monkeypatch.setattr(MySQLStore, "begin", begin)
-    write(using, pending)
-    with claim(using), pytest.raises(OperationalError, match="Lock wait timeout"):
-        write(impatient)
 
 
 @locking

@@ -28,15 +28,10 @@ def program(name: str) -> str:
 
 def promtool(*arguments: str) -> str:
     """Run promtool, expect that it succeeds, and return what it printed."""
-    ended = run_promtool(*arguments)
+    command = [program("promtool"), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
-
-
-def run_promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program("promtool"), *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
 
 
 class Prometheus:
