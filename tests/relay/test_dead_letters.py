@@ -11,9 +11,8 @@ from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay.dead_letters import MAX_HEADER_ERROR_LENGTH, copy_failed
 from django_outbox.relay.recorder import signal_settled
-from django_outbox.signals import messages_failed, messages_recovered, phase_finished
+from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
-from tests.docs.test_examples import example
 from tests.support.claimed import make_message
 from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import Broker, MakePublisher
@@ -173,15 +172,6 @@ class TestSignals:
         with Received(messages_recovered) as received, Received(messages_failed) as failures:
             signal_settled("default", "default", [make_message(id=1)], Settlement(processed=[1]))
         assert received.arguments == failures.arguments == []
-
-    def test_the_receiver_in_the_monitoring_guide_works(self, capsys: pytest.CaptureFixture[str]):
-        measure = example("monitoring.md", "measure")
-        try:
-            arguments = {"phase": "publish", "using": "default", "publisher": "other", "count": 3, "seconds": 0.25}
-            phase_finished.send(sender=None, **arguments)
-        finally:
-            assert phase_finished.disconnect(measure)
-        assert capsys.readouterr().out == "publish of 3 messages for other took 0.250 s\n"
 
     def test_an_exception_of_a_receiver_is_only_logged(self, caplog: pytest.LogCaptureFixture):
         def broken(**_: Any) -> None:
