@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.shop_fixtures"]
 pytestmark = pytest.mark.slow
 
-ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "200"))
+ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "100"))
 """How many orders the test of beat places."""
 
 
@@ -54,7 +54,7 @@ def test_beat_and_a_worker_deliver_exactly_the_committed_orders(shop: Shop, tmp_
 
 def test_drains_that_overlap_deliver_every_message_once(shop: Shop):
     consumer = shop.start_consumer()
-    saved = shop.place_orders(150)
+    saved = shop.place_orders(100)
     send(shop, "drain_outbox", times=8)
     worker = start_worker(shop, concurrency=4)
     eventually(lambda: successes(worker, "drain_outbox") == 8, seconds=PATIENCE)

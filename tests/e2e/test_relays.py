@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.shop_fixtures"]
 pytestmark = pytest.mark.slow
 
-ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "200"))
+ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "100"))
 """How many orders the largest test places."""
 
 BATCH_SIZE = 5

@@ -128,14 +128,14 @@ def test_a_timeout_that_an_async_handler_raises_itself_is_its_own_error(using: s
 
 
 def test_the_limit_of_statements_ends_with_the_handler(using: str):
-    @handler("t", time_limit=0.2)
+    @handler("t", time_limit=0.5)
     def quick(payload: Any, message: Message) -> None: ...
 
     @handler("slow")
     def slow(payload: Any, message: Message) -> None:
         with connections[using].cursor() as cursor:
             sql = SLOW_QUERIES[connections[using].vendor]
-            cursor.execute(sql.replace(str(LONG), "0.5").replace("1e9", "4e6").replace("400", "42"))
+            cursor.execute(sql.replace(str(LONG), "0.8").replace("1e9", "6e6").replace("400", "50"))
             cursor.fetchall()
         leave(using, payload)
 
