@@ -144,13 +144,6 @@ def test_a_return_value_that_is_not_json_fails_the_task_at_once(tasks: Any, usin
     assert the_message(using).status == Status.FAILED
 
 
-def test_async_tasks_run_in_the_same_transaction(tasks: Any, using: str):
-    result = tasks.leave_effect_async.enqueue(using, "one")
-    drain(using)
-    result.refresh()
-    assert (effects(using), result.return_value) == (["one"], "one")
-
-
 def test_tasks_and_results_in_async_code(tasks: Any, using: str):
     async def enqueue() -> Any:
         result = await tasks.note_async.aenqueue(1, two=2)
@@ -198,29 +191,6 @@ def test_a_task_that_succeeds_later_keeps_its_errors(tasks: Any, using: str):
         "LookupError: attempt 2",
     ]
     assert effects(using) == ["one"]
-
-
-def test_a_task_cannot_end_the_relay(tasks: Any, using: str, configure: Configure):
-    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
-    results = [tasks.exit_process.enqueue(), tasks.interrupt.enqueue()]
-    drain(using)
-    for result, kind in zip(results, (SystemExit, KeyboardInterrupt), strict=True):
-        result.refresh()
-        assert result.status == TaskResultStatus.FAILED
-        assert result.errors[0].exception_class is kind
-
-
-def test_a_task_that_breaks_its_transaction_leaves_no_effect(tasks: Any, using: str, configure: Configure):
-    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
-    broken = tasks.swallow_error.enqueue(using)
-    good = tasks.leave_effect.enqueue(using, "good")
-    drain_all(using)
-    broken.refresh()
-    good.refresh()
-    # Only PostgreSQL aborts a transaction by an error that the code catches; all others keep its first effect.
-    assert effects(using) == (["good"] if broken.status == TaskResultStatus.FAILED else ["one", "good"])
-    assert (good.status, broken.is_finished) == (TaskResultStatus.SUCCESSFUL, True)
-    assert using != "postgresql" or broken.errors
 
 
 def test_a_task_takes_its_context(tasks: Any, using: str):
@@ -431,15 +401,6 @@ def test_a_task_runs_without_its_record(tasks: Any, using: str):
     assert (effects(using), the_message(using).status) == (["one"], Status.PROCESSED)
 
 
-def test_a_time_limit_ends_a_task(tasks: Any, using: str, configure: Configure):
-    configure({"database": using}, retry={"MAX_ATTEMPTS": 1}, time_limit=1.0)
-    result = tasks.spin.enqueue(using)
-    drain(using)
-    result.refresh()
-    assert result.errors[0].exception_class_path.endswith(".HandlerTimeout")
-    assert effects(using) == []
-
-
 def test_the_admin_lists_and_shows_results(configure: Configure, admin_client: Client):
     from tests.support.django_tasks import add  # noqa: PLC0415 - needs the fixture's settings
 
@@ -511,24 +472,3 @@ def test_a_task_that_no_pattern_matches_has_the_retry_policy_of_its_publisher(
     drain_all(using)
     result.refresh()
     assert result.attempts == 3
-
-
-def test_a_task_is_not_retried_after_an_excluded_exception(tasks: Any, using: str, configure: Configure):
-    configure({"database": using, "retry": {"*": {"EXCLUDE": ["builtins.ValueError"]}}})
-    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
-    drain_all(using)
-    result.refresh()
-    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
-
-
-def test_urgent_tasks_do_not_wait_for_ordinary_ones(tasks: Any, using: str, configure: Configure):
-    configure({"database": using, "queues": {"urgent": "mail"}}, transaction=False, QUEUES=["default", "urgent"])
-    ordinary = tasks.wait_for_effect.enqueue(using, "end")
-    with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK, publishers=["handlers", "mail"]) as start:
-        start()
-        eventually(lambda: default_task_backend.get_result(ordinary.id).status == TaskResultStatus.RUNNING)
-        urgent = tasks.add.using(queue_name="urgent").enqueue(1, 2)
-        eventually(lambda: default_task_backend.get_result(urgent.id).status == TaskResultStatus.SUCCESSFUL)
-        assert default_task_backend.get_result(ordinary.id).status == TaskResultStatus.RUNNING
-        leave(using, "end")
-        eventually(lambda: default_task_backend.get_result(ordinary.id).status == TaskResultStatus.SUCCESSFUL)

@@ -1,11 +1,9 @@
 """Tasks for the tests of Django Tasks. Importing it needs Django 6.0."""
 
 import time
-from contextlib import suppress
 from typing import Any
 
 from django.contrib.auth.models import Group
-from django.db import DatabaseError
 from django.tasks import TaskContext, task
 
 from django_outbox.models import KeyLock
@@ -42,12 +40,6 @@ def leave_effect(using: str, name: str) -> str:
 
 
 @task
-async def leave_effect_async(using: str, name: str) -> str:
-    await Group.objects.using(using).acreate(name=name)
-    return name
-
-
-@task
 def leave_effect_and_fail(using: str, name: str) -> None:
     leave(using, name)
     raise ValueError(f"no {name}")
@@ -68,32 +60,8 @@ def own_id(context: "TaskContext[Any, Any]") -> str:
 
 
 @task
-def exit_process() -> None:
-    raise SystemExit("This task exits")
-
-
-@task
-def interrupt() -> None:
-    raise KeyboardInterrupt("not by a person")
-
-
-@task
 def return_a_set() -> set[int]:
     return {1}
-
-
-@task
-def swallow_error(using: str) -> None:
-    leave(using, "one")
-    with suppress(DatabaseError):
-        leave(using, "one")
-
-
-@task
-def spin(using: str) -> None:
-    leave(using, "one")
-    while True:
-        pass
 
 
 @task
