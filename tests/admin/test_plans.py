@@ -32,7 +32,7 @@ from tests.support.admin.tools import CHANGELIST, url
 from tests.support.many_messages import POSTGRESQL_SCANS, TABLE
 from tests.support.routers import ROUTERS
 
-pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("many_messages")]
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("many_messages")]
 pytest_plugins = ["tests.support.many_messages_fixtures"]
 
 BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}

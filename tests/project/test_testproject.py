@@ -19,6 +19,8 @@ from tests.publishers.subjects.base import unique_name
 from tests.support.nats.tools import Nats
 from tests.support.shop import Server, Shop, migrated_database, run_manage, shop_environment
 
+pytestmark = pytest.mark.slow
+
 
 class SQLiteShop:
     """The web server of a shop on SQLite, and its database."""
@@ -263,7 +265,6 @@ def log_in(address: str, path: str, **credentials: str) -> str:
     return str(browser.open(f"{address}/admin/login/", urllib.parse.urlencode(fields).encode()).read().decode())
 
 
-@pytest.mark.slow
 def test_the_demo_succeeds_on_postgresql_and_rabbitmq(tmp_path: Path):
     with migrated_database("postgresql", tmp_path) as database, Shop(database, tmp_path) as shop:
         output = shop.manage("demo", "--orders", "100")
@@ -273,7 +274,6 @@ def test_the_demo_succeeds_on_postgresql_and_rabbitmq(tmp_path: Path):
     assert figures(output)["duplicates"] == figures(output)["in flight at the kill"] > 0
 
 
-@pytest.mark.slow
 def test_the_demo_succeeds_on_redis(demo_environment: dict[str, str], tmp_path: Path):
     name = unique_name()
     environment = {**demo_environment, "BROKER_URL": settings.REDIS_URL, "SHOP_EXCHANGE": name, "BILLING_QUEUE": name}
@@ -287,7 +287,6 @@ def test_the_demo_succeeds_on_redis(demo_environment: dict[str, str], tmp_path: 
     assert {"messages arrived": 37, "left failed": 1, "invoices": 36}.items() <= figures(output).items()
 
 
-@pytest.mark.slow
 def test_the_demo_succeeds_on_nats_which_drops_duplicates(demo_environment: dict[str, str]):
     name = unique_name()
     environment = {**demo_environment, "BROKER_URL": settings.NATS_URL, "SHOP_EXCHANGE": name, "BILLING_QUEUE": name}

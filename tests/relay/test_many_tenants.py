@@ -7,6 +7,8 @@ import pytest
 from tests.support.tenants import TABLE, Project, project
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 ENQUEUE = """
 from django.db import transaction
 from django_outbox import enqueue

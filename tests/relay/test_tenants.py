@@ -10,6 +10,8 @@ import pytest
 from tests.support.tenants import Project, project
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import django
 from django.conf import settings

@@ -24,7 +24,7 @@ from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
 from tests.support.messages import claim, claimed_ids, settle, store_of
 
-pytestmark = pytest.mark.django_db(databases=ALIASES)
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
 
 mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 

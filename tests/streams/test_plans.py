@@ -16,7 +16,7 @@ from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED
 
-pytestmark = pytest.mark.django_db(databases=ALIASES)
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
 
 PG = "postgresql"
 KEPT, WAITING = 20_000, 3_000
