@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from django.conf import settings as django_settings
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable, DatabaseDefault
@@ -282,6 +283,8 @@ class _Encoder(DjangoJSONEncoder):
     def default(self, o: Any) -> Any:
         if isinstance(o, decimal.Decimal) and not o.is_finite():
             raise ValueError(f"Decimal('{o}') is not a finite number")
+        if isinstance(o, datetime.datetime) and is_naive(o) and django_settings.USE_TZ:
+            raise ValueError("it is a naive datetime, which would arrive without a time zone")
         return super().default(o)
 
 
@@ -490,6 +493,7 @@ _REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
     ((set, frozenset), "Pass a list."),
     ((bytes, bytearray, memoryview), "Pass text, for example base64."),
     ((float, decimal.Decimal), "Pass None, or a finite number."),
+    ((datetime.datetime,), "Pass an aware one, such as timezone.now(), or its isoformat() if it has no time zone."),
     ((object,), "Pass dicts, lists, strings, numbers, booleans, None, dates, Decimals or UUIDs."),
 )
 

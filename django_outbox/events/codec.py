@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, get_type_hints
 
+from django.conf import settings
+from django.utils import timezone
 from django.utils.functional import Promise
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -57,6 +59,8 @@ class Codec:
             raise InvalidEvent(self._locate(event) or _without_values(error)) from None
         except PydanticUserError as error:
             raise InvalidEvent(self._describe_annotation(error)) from None
+        if settings.USE_TZ and self._may_be_naive and (problem := find_naive(self._dump_values(decoded))):
+            raise InvalidEvent(problem)
         # A class may have serializers that work for JSON only.
         with suppress(PydanticSerializationError):
             # Pydantic converts a bool when a model is made, unless the model is strict.
@@ -149,6 +153,12 @@ class Codec:
             # An annotation may be any expression.
             return ""
         return ""
+
+    @cached_property
+    def _may_be_naive(self) -> bool:
+        """Whether the class has datetimes that do not state themselves whether they have a time zone."""
+        schema = str(self._adapter.core_schema)
+        return "'type': 'datetime'" in schema and "'tz_constraint': 'naive'" not in schema
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -259,6 +269,17 @@ def find_surrogate(encoded: Any) -> str:
             return f"{path}: contains a lone surrogate, which cannot be encoded as UTF-8"
         except AttributeError:
             continue
+    return ""
+
+
+def find_naive(values: Any) -> str:
+    """Return the path of the first naive datetime, and the problem; empty if there is none."""
+    for path, value in _walk(values):
+        if isinstance(value, datetime.datetime) and timezone.is_naive(value):
+            return (
+                f"{path}: is a naive datetime, which would arrive without a time zone. Pass an aware one, such as "
+                "timezone.now(), or annotate the field with pydantic's NaiveDatetime"
+            )
     return ""
 
 

@@ -124,6 +124,8 @@ def test_a_number_that_is_not_finite_is_refused_with_a_remedy(value: Any):
     refused("payload", "Pass None", payload={"total": value})
 
 
+NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001
+
 BAD_VALUES = [
     (float("nan"), "not JSON"),
     (float("-inf"), "not JSON"),
@@ -139,6 +141,7 @@ BAD_VALUES = [
     ({("a", "b"): 1}, "not JSON"),
     ({uuid.UUID(int=1): 1}, "not JSON"),
     (datetime.time(1, tzinfo=datetime.timezone.utc), "not JSON"),
+    (NAIVE, "without a time zone"),
     (HUGE, "308 digits"),
     (10**308, "308 digits"),
     (-(10**308), "308 digits"),
@@ -176,8 +179,9 @@ class Line:
         (Line, "Pass dicts"),
         ("\x00", "NUL"),
         (decimal.Decimal("inf"), "not a finite number"),
+        (NAIVE, "such as timezone.now(), or its isoformat() if it has no time zone"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_an_error_names_the_path_and_the_remedy(value: Any, remedy: str):
     payload = {"id": 7, "lines": [1, "a", {}, {"product": value}]}
@@ -189,6 +193,11 @@ def test_an_error_names_the_path_and_the_remedy(value: Any, remedy: str):
     with pytest.raises(InvalidMessage) as info:
         enqueue_many([OutboxMessage(type="a", payload=payload)], require_transaction=False)
     assert str(info.value).startswith('messages[0].payload["lines"][3]["product"]: ')
+
+
+@override_settings(USE_TZ=False)
+def test_without_time_zones_a_naive_datetime_is_accepted():
+    assert check_json("payload", {"at": NAIVE}, Dialect(connections["default"])).text == '{"at": "2026-05-01T08:30:00"}'
 
 
 @pytest.mark.parametrize("key", ["a\x00b", "a\ud800", (1, 2), HUGE, float("nan"), uuid.UUID(int=1)], ids=range(6))

@@ -11,10 +11,11 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 from django.db import transaction
+from django.test import override_settings
 from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, Field, NaiveDatetime, PlainSerializer
 from typing_extensions import TypedDict
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
@@ -194,6 +195,48 @@ def test_a_value_of_another_type_is_refused_and_the_transaction_can_continue(
         enqueue(OrderCreated(8), using=using)
     assert str(info.value).startswith(f"order.created ({__name__}.OrderCreated): {problem}")
     assert count(using) == 1
+
+
+NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001
+
+
+class Stop(NamedTuple):
+    at: datetime.datetime | None
+
+
+class Opening(BaseModel):
+    at: NaiveDatetime
+
+
+@pytest.mark.django_db
+class TestNaiveDatetimes:
+    @pytest.fixture
+    def tour(self) -> type:
+        return event("tour.planned")(dataclasses.make_dataclass("Tour", [("stops", dict[str, list[Stop]])]))
+
+    def test_one_is_refused_by_its_path_with_a_remedy(self, tour: type):
+        aware = NAIVE.replace(tzinfo=datetime.timezone.utc)
+        event("opened")(Stop)
+        with transaction.atomic():
+            enqueue(tour(stops={"a": [Stop(aware), Stop(None)]}))
+            enqueue(Stop(aware))
+            for given, path in (tour(stops={"a": [Stop(aware), Stop(NAIVE)]}), "stops.a.1.0"), (Stop(NAIVE), "at"):
+                with pytest.raises(InvalidEvent) as info:
+                    enqueue(given)
+                assert f"): {path}: is a naive datetime" in str(info.value)
+                assert "Pass an aware one, such as timezone.now()" in str(info.value)
+
+    def test_the_remedy_for_a_time_of_no_zone_works(self):
+        event("opened")(Opening)
+        with transaction.atomic():
+            message = enqueue(Opening(at=NAIVE))
+        assert message.payload == {"at": "2026-05-01T08:30:00"}
+
+    @override_settings(USE_TZ=False)
+    def test_one_is_accepted_without_time_zones(self):
+        event("opened")(Stop)
+        with transaction.atomic():
+            assert enqueue(Stop(NAIVE)).payload == {"at": "2026-05-01T08:30:00"}
 
 
 SURROGATE = chr(0xD800)
