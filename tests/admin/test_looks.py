@@ -1,4 +1,4 @@
-"""What the admin's pages look like in a browser: their frame, where words break, and what a phone shows first."""
+"""What the admin's pages look like in a browser: their frame, where words break, what a phone shows first, contrast."""
 
 from typing import Any
 
@@ -178,3 +178,23 @@ def test_the_overview_has_colours_in_a_theme_without_those_of_the_admin(
         "return [...document.querySelectorAll('.outbox-verdict')].map(each => getComputedStyle(each).backgroundColor)",
     )
     assert len({*levels, "rgba(0, 0, 0, 0)"}) == 3
+
+
+STANDARDS = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+WHERE = {"include": [["#content"], [".breadcrumbs"]], "exclude": [["#changelist-search"]]}
+"""Django's own form has a label that is only a picture."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_no_violation(operator: Operator, pages: dict[str, str], scheme: str, width: int):
+    axe = pytest.importorskip("axe_selenium_python", reason="it needs Python 3.12").Axe(operator.browser)
+    resize(operator, width)
+    operator.show(scheme)
+    for name, path in pages.items():
+        operator.open(path)
+        axe.inject()
+        results = axe.run(WHERE, STANDARDS)
+        found = {rule["id"]: [node["html"] for node in rule["nodes"]] for rule in results["violations"]}
+        assert found == {}, name
+        assert "color-contrast" in {rule["id"] for rule in results["passes"]}
