@@ -34,6 +34,7 @@ from django_outbox.brokers.ids import id_of
 from django_outbox.conf import get_settings
 from django_outbox.models import Status
 from django_outbox.monitoring import status
+from django_outbox.monitoring.figures import Level, Verdict
 from django_outbox.utils.text import escape
 
 SUGGESTED = 1000
@@ -128,8 +129,8 @@ class MessageList(ChangeList):
     looked_through_all = True
     """Whether all messages were considered in finding `ids`."""
 
-    warning = ""
-    """The overview's verdict, if an empty list would look as if all were well; else blank."""
+    verdict: Verdict | None = None
+    """The overview's verdict if it is critical, or if an empty list would look as if all were well."""
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.state = state_of(request)
@@ -137,16 +138,17 @@ class MessageList(ChangeList):
         super().__init__(request, *args, **kwargs)
         self.counts = count_states(self.root_queryset)
         self.title = self._title()
-        if not self.result_count and not self.query and self.state != Status.PENDING:
-            verdict = status(self.root_queryset.db).verdict
-            self.warning = verdict.sentence if verdict.level else ""
+        verdict = status(self.root_queryset.db).verdict
+        looks_well = not self.result_count and not self.query and self.state != Status.PENDING
+        if verdict.level is Level.CRITICAL or (looks_well and verdict.level):
+            self.verdict = verdict
         left_out = self._columns_left_out()
         self.list_display = [name for name in self.list_display if name not in left_out]
 
     def _title(self) -> str:
         if self.query:
             return _("Found messages")
-        count = self.counts.get(self.state)
+        count = self.count_text if self.is_filtered else self.counts.get(self.state)
         return str(TITLES[self.state]) if count is None else f"{TITLES[self.state]} ({count})"
 
     def _columns_left_out(self) -> set[str]:
@@ -236,6 +238,11 @@ class MessageList(ChangeList):
         return self.root_queryset.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether the list shows only some messages of its state."""
+        return bool(self.wanted) or any(spec.active for spec in self.filter_specs if isinstance(spec, TimeFilter))
+
+    @property
     def count_text(self) -> str:
         count = number_format(self.result_count, force_grouping=True)
         return f"{count}+" if self._more else count
@@ -274,8 +281,7 @@ class MessageList(ChangeList):
     def empty_text(self) -> str:
         if self.query:
             return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
-        periods = any(spec.active for spec in self.filter_specs if isinstance(spec, TimeFilter))
-        if self.wanted or periods or not self.looked_through_all:
+        if self.is_filtered or not self.looked_through_all:
             return _("No message matches the filters.")
         return {
             Status.FAILED.value: _("There are no failed messages."),

@@ -60,6 +60,9 @@ def with_time(time: datetime.datetime | None) -> SafeString | str:
     )
 
 
+NONE = mark_safe('<span class="outbox-none">-</span>')
+"""An empty cell of the list. Cards on a phone leave it out."""
+
 MAX_JSON_LENGTH = 100_000
 """Maximum characters of a payload on the page of a message."""
 
@@ -70,7 +73,7 @@ MAX_LISTED_ERROR_LENGTH = 200
 def short_error(message: OutboxMessage) -> str:
     """Return the error class, and the beginning of the first line of the message's error."""
     if not message.error.strip() and not message.error_class:
-        return format_html('<span class="outbox-none">{}</span>', "-")
+        return NONE
     text = shorten(message.error.strip().partition("\n")[0], MAX_LISTED_ERROR_LENGTH)
     if not message.error_class:
         return text
@@ -103,6 +106,11 @@ def state_in_full(message: OutboxMessage) -> SafeString:
 def breakable(name: str) -> SafeString:
     """Return a dotted name that a browser breaks after dots before it breaks words."""
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=\.)", name)))
+
+
+def name(text: str) -> SafeString:
+    """Return a name of a list, which is wrapped only if it is long."""
+    return format_html('<span class="outbox-name">{}</span>', breakable(text))
 
 
 def failed_again(message: OutboxMessage) -> SafeString:

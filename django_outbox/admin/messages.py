@@ -1,6 +1,7 @@
 """The admin of messages: lists and shows them, read-only, and requeues and discards failed messages."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -52,7 +53,29 @@ def _column(show: Callable[[Any], Any], title: Any) -> Callable[[Any, OutboxMess
 
 @admin.display(description=_("type"))
 def _type(message: OutboxMessage) -> str:
-    return admin_display.breakable(message.type)
+    return admin_display.name(message.type)
+
+
+@admin.display(description=_("key"))
+def _key(message: OutboxMessage) -> str:
+    return admin_display.name(message.key) if message.key else admin_display.NONE
+
+
+def _filled(fields: Iterable[Any], message: OutboxMessage) -> tuple[Any, ...]:
+    """Return the fields of a page, without those that have no value for this message."""
+    kept = (_filled(each, message) if isinstance(each, tuple) else each for each in fields)
+    return tuple(each for each in kept if each and not (isinstance(each, str) and _is_blank(each, message)))
+
+
+def _is_blank(field: str, message: OutboxMessage) -> bool:
+    if field == "pretty_payload":
+        return False
+    if field in {"actor", "linked_cause"}:
+        return not _header(message, SHOWN_AS.sub("", field))
+    if field == "key_state" and message.status is Status.PROCESSED:
+        return True
+    shown = {"key_state": "key", "others_of_key": "key"}.get(field, SHOWN_AS.sub("", field))
+    return getattr(message, shown, True) in (None, "", [], {})
 
 
 def _redacted(message: OutboxMessage) -> Shown:
@@ -66,15 +89,18 @@ def _header(message: OutboxMessage, name: str) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-# The class of its cells.
-_type.__name__ = "type"
+SHOWN_AS = re.compile("^(pretty|linked|shown)_")
+"""The beginning of the name of a column that shows a field."""
+
+# The classes of their cells.
+_type.__name__, _key.__name__ = "type", "key"
 
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(OperationsAdmin):
     """Lists messages by state, beginning with failed ones, and shows a message with those around it."""
 
-    list_display = (_type, "state", "key", "publisher", "attempts", "when", "short_error")
+    list_display = (_type, "state", _key, "publisher", "attempts", "when", "short_error")
     list_filter = (
         StateFilter,
         PublisherFilter,
@@ -199,14 +225,10 @@ class OutboxMessageAdmin(OperationsAdmin):
     shown_dead_lettered_at = _time("dead_lettered_at")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        left_out: set[Any] = set()
-        if obj is not None and not obj.history:
-            left_out.add(("pretty_history",))
-        if obj is not None and obj.original is None:
-            left_out.add(("pretty_original",))
-        if obj is not None and not (_header(obj, "actor") or _header(obj, "cause")):
-            left_out.add((("actor", "linked_cause"),))
-        return [fieldset for fieldset in self.fieldsets if fieldset[1]["fields"] not in left_out]
+        if obj is None:
+            return self.fieldsets
+        filled = ((title, _filled(options["fields"], obj)) for title, options in self.fieldsets)
+        return [(title, {"fields": fields}) for title, fields in filled if fields]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         message: Any = super().get_object(request, object_id, from_field)

@@ -180,9 +180,9 @@ def test_an_empty_list_says_that_there_are_no_failed_messages(operator: Operator
     put(Status.PENDING, age=47 * 60 + 5)
     monkeypatch.setattr(changelist, "status", read_status)
     operator.open(CHANGELIST)
-    assert operator.find(".outbox-warning strong").text == (
+    assert operator.find(".outbox-verdict strong").text == (
         "Not delivering for 47 min: 1 due for 'default', no relay is running."
     )
     operator.picture("overdue")
-    operator.follow(operator.find(".outbox-warning a"))
+    operator.follow(operator.find(".outbox-verdict a"))
     assert operator.find(".outbox-verdict").is_displayed()

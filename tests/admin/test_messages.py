@@ -1,6 +1,7 @@
 """The admin's list and detail page: their contents, permissions and queries."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from django_outbox.admin import display as admin_display
 from django_outbox.admin import listing as admin_counts
 from django_outbox.admin.filters import local_text
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.monitoring.figures import Level, Verdict
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
+from tests.support.admin.overview_figures import a_bad_night, a_good_day
 from tests.support.admin.tools import CHANGELIST, listed, put, text, url
 from tests.support.messages import ago
 from tests.support.routers import ROUTERS
@@ -157,10 +160,53 @@ class TestStates:
         monkeypatch.setattr(changelist, "status", read_status)
         put(Status.PENDING, using=using, age=-60)
         put(Status.PENDING, using=using, age=10)
-        assert "outbox-warning" not in text(admin_client.get(CHANGELIST))
+        assert "outbox-verdict" not in text(admin_client.get(CHANGELIST))
         put(Status.PENDING, using=using, key=key, age=47 * 60 + 5)
         page = admin_client.get(CHANGELIST)
         assert "Not delivering for 47 min: 2 due for &#x27;default&#x27;, no relay is running." in text(page)
+
+
+def test_every_list_shows_a_critical_verdict_without_the_error_of_the_broker(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    down = Verdict(Level.CRITICAL, "unavailable", "Unavailable%(reason)s.", values={"reason": "refused by " * 20})
+    for level, shown in ((Level.CRITICAL, 1), (Level.WARNING, 0)):
+        night = replace(a_bad_night(), verdicts=(replace(down, level=level),))
+        monkeypatch.setattr(changelist, "status", lambda using, night=night: night)
+        put(Status.FAILED)
+        put(Status.PENDING)
+        for query in ("", "?state=pending", "?q=order-1"):
+            page = text(admin_client.get(CHANGELIST + query))
+            assert page.count("<strong>Unavailable.</strong>") == shown
+            assert "refused by" not in page
+
+
+def test_the_title_counts_what_the_filters_leave(admin_client: Client):
+    put(Status.FAILED, 3)
+    put(Status.FAILED, 2, type="order.paid", age=7200)
+    assert "<h1>Failed messages (5)</h1>" in text(admin_client.get(CHANGELIST))
+    for filters in ({"type": "order.paid"}, {"until": local_text(ago(hours=1))}):
+        assert "<h1>Failed messages (2)</h1>" in text(admin_client.get(CHANGELIST, filters))
+
+
+def test_the_page_of_a_message_leaves_empty_fields_out(admin_client: Client):
+    (bare,) = put(Status.PENDING)
+    (full,) = put(
+        Status.FAILED, key="k", topic="t", error_class="shop.Timeout", attempts=1, first_error_at=ago(hours=1)
+    )
+    shown = [set(re.findall(r"field-(\w+)", text(admin_client.get(url("change", id))))) for id in (bare, full)]
+    assert shown[1] - shown[0] >= {
+        *("topic", "linked_key", "key_state", "others_of_key", "pretty_error", "linked_error_class"),
+        *("shown_failed_at", "shown_first_error_at"),
+    }
+    assert shown[0] >= {"state_in_full", "attempts", "type", "publisher", "pretty_payload", "shown_available_at"}
+    assert not shown[0] & {
+        "pretty_headers",
+        "shown_processed_at",
+        "shown_failed_at",
+        "pretty_history",
+        "pretty_original",
+    }
 
 
 def test_an_unknown_state_shows_the_failed_messages(admin_client: Client):
@@ -241,8 +287,9 @@ class TestPublishers:
     ],
 )
 def test_the_list_sends_as_many_queries_for_thirty_messages_as_for_one(
-    admin_client: Client, parameters: dict[str, str], count: int
+    admin_client: Client, parameters: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(changelist, "status", a_good_day)
     ids = [id for status in Status for id in put(status, 30)]
     with CaptureQueriesContext(connections["default"]) as queries:
         admin_client.get(CHANGELIST, {name: value or str(ids[0]) for name, value in parameters.items()})
@@ -313,7 +360,10 @@ def test_a_column_that_has_one_value_is_left_out(admin_client: Client, query: st
     columns = {"type", "state", "key", "publisher", "attempts", "when", "short_error"}
     memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
     with override_settings(OUTBOX={"PUBLISHERS": {"default": memory, "other": memory}}):
-        shown = {*admin_client.get(CHANGELIST + query).context["cl"].list_display, "type"}
+        shown = {
+            column if isinstance(column, str) else column.__name__
+            for column in admin_client.get(CHANGELIST + query).context["cl"].list_display
+        }
         assert columns - shown == left_out
     with override_settings(OUTBOX={"PUBLISHERS": {"default": memory}}):
         assert "publisher" not in admin_client.get(CHANGELIST + query).context["cl"].list_display
