@@ -24,15 +24,28 @@ TABLES = ("django_outbox_outboxmessage", "shop_receipt", "shop_order", "shop_rec
 
 
 def someone_waits(using: str) -> bool:
-    """Whether a connection waits for another's lock; MySQL and MariaDB only report it for the whole server."""
-    statement = {
-        "postgresql": "SELECT 1, count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'",
-        "mysql": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+    """Whether another connection to this database waits for a lock.
+
+    MySQL and MariaDB report waits for the whole server, where other tests run, and statements for each database.
+    """
+    statements = {
+        "postgresql": [
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'"
+        ],
+        "mysql": [
+            "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+            "SELECT count(*) FROM information_schema.processlist "
+            "WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command = 'Query'",
+        ],
     }
     with connections[using].cursor() as cursor:
-        cursor.execute(statement[connections[using].vendor])
-        return int(cursor.fetchone()[1]) > 0
+
+        def count(statement: str) -> int:
+            cursor.execute(statement)
+            return int(cursor.fetchone()[-1])
+
+        return all(count(statement) > 0 for statement in statements[connections[using].vendor])
 
 
 def statements(queries: CaptureQueriesContext) -> list[str]:
