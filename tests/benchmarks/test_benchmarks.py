@@ -24,9 +24,9 @@ from tests.support.waiting import eventually
 
 RUNS = {
     "ladder": ("--messages=100 --rows=50 --batch-size=20", 7),
-    "drain": ("--messages=100 --keys=9 --running --broker rabbitmq nats kafka", 18),
+    "drain": ("--messages=100 --keys=9 --running --broker rabbitmq nats", 12),
     "costs": ("--messages=50", 12),
-    "living": ("--seconds=1 --rates 50 --keys 0 --broker rabbitmq handlers", 5),
+    "living": ("--seconds=1 --rates 50 --keys 0 --broker rabbitmq", 3),
     "enqueue": ("--messages=10 --writers=2", 8),
     "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
     "celery": ("--messages=20", 5),
