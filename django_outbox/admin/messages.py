@@ -160,7 +160,11 @@ class OutboxMessageAdmin(OperationsAdmin):
         offered = super().get_actions(request, **location)
         state = ALL if request.GET.get("q") else state_of(request)
         operations = OF_STREAMS if state == STREAMED else OPERATIONS
-        kept = {operation.name for operation in operations if state in {ALL, STREAMED, operation.state}}
+        kept = {
+            operation.name
+            for operation in operations
+            if state in {ALL, STREAMED, operation.state} and request.user.has_perm(operation.permission)
+        }
         return {name: action for name, action in offered.items() if name in kept}
 
     state = _column(admin_display.state, _("state"))

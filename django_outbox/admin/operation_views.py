@@ -15,14 +15,8 @@ from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.editing import EditForm
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
-    CANCEL,
-    DELIVER_AGAIN,
-    DISCARD,
-    HOLD,
     NOT_TYPED,
     OPERATIONS,
-    REQUEUE,
-    RETRY_NOW,
     Operation,
     apply,
     describe_confirmation,
@@ -40,37 +34,21 @@ PERMISSION = "django_outbox.edit_outboxmessage"
 """The permission to edit failed messages, which requeues them."""
 
 
-def _action(operation: Operation, permission: str, description: Any) -> Callable[..., HttpResponse | None]:
+def _action(operation: Operation) -> Callable[..., HttpResponse | None]:
     """Return an action of the list that asks for confirmation of an operation."""
 
-    @admin.action(permissions=[permission], description=description)
+    @admin.action(description=operation.action)
     def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self._confirm(request, operation, list(queryset.values_list("pk", flat=True)[:LIMIT]))
 
+    ask.__name__ = operation.name
     return ask
-
-
-def _permission(name: str) -> Callable[[Any, HttpRequest], bool]:
-    return lambda self, request: request.user.has_perm(name)
 
 
 class OperationsAdmin(ReadOnly):
     """The part of the admin of messages that changes them."""
 
-    actions = ("requeue", "discard", "deliver_again", "retry_now", "hold", "cancel")
-
-    has_requeue_permission = _permission(REQUEUE.permission)
-    has_discard_permission = _permission(DISCARD.permission)
-    has_hold_permission = _permission(HOLD.permission)
-    has_cancel_permission = _permission(CANCEL.permission)
-    has_edit_permission = _permission(PERMISSION)
-
-    requeue = _action(REQUEUE, "requeue", _("Requeue selected failed messages"))
-    discard = _action(DISCARD, "discard", _("Discard selected failed messages"))
-    deliver_again = _action(DELIVER_AGAIN, "requeue", _("Deliver selected processed messages again"))
-    retry_now = _action(RETRY_NOW, "requeue", _("Retry selected pending messages now"))
-    hold = _action(HOLD, "hold", _("Hold selected pending messages"))
-    cancel = _action(CANCEL, "cancel", _("Cancel selected pending messages"))
+    actions = tuple(map(_action, OPERATIONS))
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
@@ -111,6 +89,9 @@ class OperationsAdmin(ReadOnly):
         level = messages.SUCCESS if done.changed else messages.WARNING
         self.message_user(request, outcome(operation, done.changed, len(ids)), level)
         return back
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(PERMISSION)
 
     def edit_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
         """Show the form that edits and requeues a failed message, or save it."""

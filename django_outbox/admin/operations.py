@@ -54,14 +54,16 @@ LOGGED_GROUPS = 5
 class Operation:
     """An operation on the messages of one state; others are left alone. Its URL is derived from its name.
 
-    The texts `button` and `done` have `%(count)s` for the number of messages. `blocking` and `not_blocking` are its
-    effect on later messages of the keys that its messages block, and do not block.
+    `action` is what the list offers for selected messages. The texts `button` and `done` have `%(count)s` for the
+    number of messages. `blocking` and `not_blocking` are its effect on later messages of the keys that its messages
+    block, and do not block.
     """
 
     name: str
     permission: str
     state: Status
     label: Any
+    action: Any
     title: Any
     explanation: Any
     blocking: Any = ""
@@ -78,6 +80,7 @@ REQUEUE = Operation(
     permission="django_outbox.requeue_outboxmessage",
     state=Status.FAILED,
     label=_("Requeue"),
+    action=_("Requeue selected failed messages"),
     title=_("Requeue failed messages"),
     explanation=_(
         "They become due at once with a fresh set of attempts. Do this after the cause of the failure has been fixed."
@@ -101,6 +104,7 @@ DISCARD = Operation(
     permission="django_outbox.discard_outboxmessage",
     state=Status.FAILED,
     label=_("Discard"),
+    action=_("Discard selected failed messages"),
     title=_("Discard failed messages"),
     explanation=lazy(_explain_discard, str)(),
     blocking=_("Messages that wait behind will be delivered."),
@@ -115,6 +119,7 @@ DELIVER_AGAIN = Operation(
     permission="django_outbox.requeue_outboxmessage",
     state=Status.PROCESSED,
     label=_("Deliver again"),
+    action=_("Deliver selected processed messages again"),
     title=_("Deliver processed messages again"),
     explanation=_(
         "Consumers receive them again with the same message ID, and a header that marks the repetition. Consumers that "
@@ -133,6 +138,7 @@ RETRY_NOW = Operation(
     permission="django_outbox.requeue_outboxmessage",
     state=Status.PENDING,
     label=_("Retry now"),
+    action=_("Retry selected pending messages now"),
     title=_("Retry pending messages now"),
     explanation=_("They become due at once, whatever they wait for, and keep their attempts."),
     blocking=_("Earlier messages with the same key are still delivered first."),
@@ -146,6 +152,7 @@ HOLD = Operation(
     permission="django_outbox.hold_outboxmessage",
     state=Status.PENDING,
     label=_("Hold"),
+    action=_("Hold selected pending messages"),
     title=_("Hold pending messages"),
     explanation=_("They are not delivered until someone retries them."),
     blocking=_("Later messages with the same key wait as well."),
@@ -159,6 +166,7 @@ CANCEL = Operation(
     permission="django_outbox.cancel_outboxmessage",
     state=Status.PENDING,
     label=_("Cancel"),
+    action=_("Cancel selected pending messages"),
     title=_("Cancel pending messages"),
     explanation=_("They become failed and are not delivered. They can still be requeued, or discarded for good."),
     blocking=_("Later messages with the same key will be delivered without waiting."),
