@@ -220,7 +220,7 @@ def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
     assert publisher.publish([make_message(queue, b"first")]) == [ACCEPTED]
     proxy.hold_back()
     error = only_error(publisher.publish([make_message(queue, b"x" * 400_000)] * 100), OutcomeKind.UNANSWERED)
-    assert "has not responded for 1 s" in error
+    assert "no response in time" in error
     proxy.resume()
     assert publisher.publish([make_message(queue, b"last")]) == [ACCEPTED]
     eventually(lambda: proxy.open == 1, "the first connection ended")
@@ -284,7 +284,7 @@ def test_a_broker_that_opens_no_further_channel_is_given_up(
     proxy.hold_back()
     threads = [Publishing(publisher, [make_message(queue)]) for _ in range(3)]
     for thread in threads:
-        assert "has not responded for 1 s" in only_error(thread.outcomes(), OutcomeKind.UNANSWERED)
+        assert "no response in time" in only_error(thread.outcomes(), OutcomeKind.UNANSWERED)
 
 
 # Threads and processes

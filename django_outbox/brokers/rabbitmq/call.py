@@ -10,7 +10,7 @@ from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.publisher_connection import Transmission
 from django_outbox.brokers.suspensions import FIRST_WAIT, FORGET_AFTER, Suspensions
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, set_aside
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, set_aside, unanswered
 
 ROUND_INTERVAL = 5.0
 """Minimum number of seconds between two rounds of trials of destinations that were set aside. A round may hold up the
@@ -81,10 +81,14 @@ class Destinations(Suspensions[str]):
 class RabbitMQCall(Call[Message]):
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
-    A transmission stalls if the broker responds but does not confirm all of it. A queue without quorum may stall the
-    whole connection, including messages for other queues. So one message for each unconfirmed destination is sent over
-    its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
-    otherwise they are set aside. Each transmission encodes its own messages.
+    A transmission stalls if the broker does not confirm all of it. If no other connection can be opened, the broker is
+    unavailable. Otherwise, a queue without quorum may have stalled the whole connection, including messages for other
+    queues. So one message for each unconfirmed destination is sent over its own channel of the other connection. If it
+    is confirmed, the destination's other messages are sent again; otherwise they are set aside. Each transmission
+    encodes its own messages.
+
+    Args:
+        open_trials: opens a connection for trials, and returns the reason if that fails.
     """
 
     def __init__(
@@ -92,11 +96,13 @@ class RabbitMQCall(Call[Message]):
         messages: Sequence[Message],
         submit: Callable[[Sequence[Message]], Transmission],
         submit_trial: Callable[[Sequence[Message]], Transmission],
+        open_trials: Callable[[], str],
         destinations: Destinations,
     ) -> None:
         super().__init__(messages)
         self._submit = submit
         self._submit_trial = submit_trial
+        self._open_trials = open_trials
         self._destinations = destinations
         self._set_aside_now: dict[str, Outcome] = {}
         self._refusal: BatchRefused | None = None
@@ -132,7 +138,9 @@ class RabbitMQCall(Call[Message]):
     def take_transmission(self, indexes: Sequence[int], transmission: Transmission) -> None:
         """Take over the outcomes of these messages, and try each destination that was not confirmed."""
         self._take_outcomes(indexes, transmission)
-        if transmission.stalled:
+        if transmission.stalled and (reason := self._open_trials()):
+            self.set_all(self.without_outcome(indexes), unanswered(reason))
+        elif transmission.stalled:
             self._run_trials(self._first_per_destination(self.without_outcome(indexes)))
             again = [index for index in self.without_outcome(indexes) if not self._is_set_aside(index)]
             if again:

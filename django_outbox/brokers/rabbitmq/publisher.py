@@ -48,8 +48,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             connecting; None if it exists.
         mandatory: whether a message that reaches no queue is rejected; otherwise the broker drops it, and it counts as
             accepted.
-        timeout: seconds for connecting, all nodes together, and for the broker to respond while messages are
-            unconfirmed. At most a day, like all timeouts.
+        timeout: seconds for connecting, all nodes together. A sixth of it is the time that the broker has to confirm a
+            message before another connection shows whether it responds. At most a day, like all timeouts.
         connect_timeout: seconds for connecting to one node; at most its share of `timeout`.
         blocked_timeout: seconds for which the broker may block the connection, as it does when it is short of memory
             or disk.
@@ -116,7 +116,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             if transmission.needs_no_trial:
                 return transmission.complete()
         submit_trial = partial(self._submit, is_trial=True)
-        call = RabbitMQCall(messages, self._submit, submit_trial, self._destinations)
+        call = RabbitMQCall(messages, self._submit, submit_trial, self._open_trials, self._destinations)
         if transmission is None:
             call.publish()
         else:
@@ -153,6 +153,11 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             if self._trials is None or not self._trials.accepts_more:
                 self._trials = TrialConnection(self, self.hosts)
             return self._trials
+
+    def _open_trials(self) -> str:
+        """Open a new connection for trials. Return the reason if that fails, and otherwise an empty string."""
+        self._end_trials()
+        return self._usable_trials().wait_until_ready()
 
     def _end_trials(self) -> None:
         if self._trials is not None:

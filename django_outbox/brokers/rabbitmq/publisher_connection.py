@@ -39,8 +39,8 @@ NACKED = retry_later(
 class Transmission(PendingCall[Message, Encoded]):
     """Messages that were submitted together.
 
-    After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or
-    responds, but did not confirm it (`stalled`).
+    After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or did
+    not confirm it (`stalled`).
     """
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
@@ -67,7 +67,7 @@ class Transmission(PendingCall[Message, Encoded]):
                 self.set_outcome(index, outcome)
 
     def stall(self) -> None:
-        """Mark the transmission as stalled: the broker responds but does not confirm the remaining messages."""
+        """Mark the transmission as stalled: the broker does not confirm the remaining messages."""
         self._settle_returned()
         if self.missing:
             self.stalled = True
@@ -257,8 +257,8 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     So a channel that the broker closes because of a message takes no other transmission with it.
 
-    If the broker confirms nothing for a while, another connection probes whether it responds at all. If it does, the
-    transmissions are given back as stalled.
+    If the broker confirms nothing for a while, the transmissions are given back as stalled. Another connection then
+    shows whether it responds at all.
     """
 
     kind = "publisher"
@@ -274,8 +274,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._closing = 0
         self._blocked_reason: str | None = None
         self._is_watching = False
-        self._is_probing = False
-        self._probe: Probe | None = None
         self._thread.start()
 
     @property
@@ -297,8 +295,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._call(self._close_if_retired)
 
     def close(self) -> None:
-        if self._probe is not None:
-            self._probe.close()
         self._call(self._close_now)
         self._thread.join()
 
@@ -424,43 +420,25 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         """Start the timer that detects missing responses; one timer serves all transmissions."""
         if not self._is_watching and not self.error and not all(channel.is_free for channel in self._channels):
             self._is_watching = True
-            seconds = self._seconds_waiting
-            stall_timeout = self._options.stall_timeout
-            limit = stall_timeout if seconds < stall_timeout else self._options.timeout
-            self._loop.call_later(max(0.0, limit - seconds), self._check_responses)
+            self._loop.call_later(max(0.0, self._options.stall_timeout - self._seconds_waiting), self._check_responses)
 
     def _check_responses(self) -> None:
         self._is_watching = False
-        timeout = self._options.timeout
         if self._blocked_reason is not None:
             # pika ends a connection that stays blocked; a blocked broker owes no response.
             self._restart_clocks()
-        elif self._seconds_waiting >= timeout:
-            self._end(f"RabbitMQ at {self.address} has not responded for {timeout:g} s")
-            self._cut()
         elif self._seconds_waiting >= self._options.stall_timeout:
-            self._on_stall()
+            self._abandon_stalled()
         self._watch()
 
-    def _on_stall(self) -> None:
-        """Connect to the node again. If it responds, the node is not the reason that messages are not confirmed."""
-        if not self._is_probing:
-            self._is_probing = True
-            self._probe = Probe(self._options, [self.host], partial(self._call, self._abandon_stalled))
-
     def _abandon_stalled(self) -> None:
-        """Give back the transmissions that the broker does not confirm, although it responds, and accept no more.
+        """Give back the transmissions that the broker does not confirm, and accept no more.
 
         A queue without quorum leaves messages unconfirmed, and may stall the whole channel at its first message. After
         about 400 messages behind it, RabbitMQ reads nothing more from the connection, so another one takes over.
         """
-        self._is_probing = False
-        if self.error:
-            return
-        stalled = [channel for channel in self._channels if channel.seconds_waiting >= self._options.stall_timeout]
-        if not stalled:
-            return
         self._accept_no_more()
+        stalled = [channel for channel in self._channels if channel.seconds_waiting >= self._options.stall_timeout]
         transmissions = [
             *self._unsent,
             *(channel.transmission for channel in stalled if channel.transmission is not None),
@@ -519,27 +497,9 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
 
 class TrialConnection(RabbitMQPublisherConnection):
-    """Sends messages that try destinations. Missing confirms are expected, so the broker is not probed."""
-
-    def _on_stall(self) -> None:
-        self._abandon_stalled()
+    """Sends messages that try destinations."""
 
     def _close_now(self) -> None:
         # RabbitMQ would wait for the channels that sick queues have stalled.
         self._end(CLOSED)
         self._cut()
-
-
-class Probe(TrialConnection):
-    """Connects to a node, and ends as soon as it could be used; `report` is called on its thread then."""
-
-    def __init__(
-        self, options: PublishingOptions, hosts: Sequence[pika.URLParameters], report: Callable[[], object]
-    ) -> None:
-        self._report = report
-        super().__init__(options, hosts)
-
-    def _note_ready(self, text: str) -> None:
-        super()._note_ready(text)
-        self._report()
-        self._accept_no_more()
