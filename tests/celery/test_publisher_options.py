@@ -21,10 +21,10 @@ def improper(**options: Any) -> str:
 
 def test_the_app_must_be_a_celery_app():
     assert "the path of the Celery app" in improper(app="")
-    assert "must name a module and a variable" in improper(app="app")
-    assert "'nowhere.celery' cannot be imported" in improper(app="nowhere.celery:app")
-    assert "has no 'missing'" in improper(app="tests.support.celery.app:missing")
-    assert "has a function of this name" in improper(app="tests.support.celery.app:make_app")
+    assert "is a module; name the Celery app" in improper(app="celery")
+    assert "No module named 'nowhere'" in improper(app="nowhere.celery:app")
+    assert "no attribute 'missing'" in improper(app="tests.support.celery.app:missing")
+    assert "is a function; name the Celery app" in improper(app="tests.support.celery.app:make_app")
     with pytest.raises(TypeError):
         CeleryPublisher("celery")  # type: ignore[call-arg]
 

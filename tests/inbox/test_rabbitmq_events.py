@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder, as_event, read_delivery
+from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.wire import Delivered
-from tests.support.claimed import make_message
 
 TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=datetime.timezone.utc)
 ID = str(uuid.uuid4())
@@ -67,27 +66,6 @@ def test_an_event_of_a_sender_of_amqp_1_0_is_read(prefix: str):
     found = deliver({**headers, "own": "x"}, "application/json", message.application_data)
     assert found.sent_at == TIME.replace(microsecond=0)
     assert_is_the_event(found._replace(sent_at=TIME))
-
-
-@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
-def test_an_event_of_an_outbox_is_read_as_the_message_that_it_was(format: str):
-    message = make_message(
-        "orders", b'{"id": 7}', key="order-7", headers={"tenant": "acme", "traceparent": "00-1-2-01"}
-    )
-    content_type = "application/cloudevents+json" if format == "cloudevents-structured" else "application/json"
-    event = as_event(message, format, "/shop")
-    encoder = RabbitMQEncoder(exchange="", mandatory=True, key_header="outbox-key", content_type=content_type)
-    found = read_delivery(
-        Delivered(1, b"orders", encoder.encode(event).properties, event.payload), key_header="outbox-key"
-    )
-    assert (found.message_id, found.type, found.topic, found.key) == (
-        message.message_id,
-        message.type,
-        "orders",
-        "order-7",
-    )
-    assert (found.sent_at, json.loads(found.body)) == (message.occurred_at, {"id": 7})
-    assert found.headers["tenant"] == "acme"
 
 
 def test_the_same_id_from_two_sources_is_two_messages():

@@ -2,6 +2,7 @@
 
 import base64
 import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.http.receiver import MakePublisher, Receiver
 
-pytest_plugins = ["tests.support.http.fixtures"]
+pytest_plugins = ["tests.support.http.fixtures", "tests.support.tls_fixtures"]
 
 URL = "https://shop.example.com/s3cret"
 
@@ -21,37 +21,30 @@ URL = "https://shop.example.com/s3cret"
 # TLS
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A certificate for 127.0.0.1 with its key, and one for another host."""
-    folder = tmp_path_factory.mktemp("certificates")
-    for name, address in (("server", "IP:127.0.0.1"), ("stranger", "IP:127.0.0.2")):
-        make_certificate(folder, name, address)
-    return {path.name: str(path) for path in folder.iterdir()}
-
-
-def server_context(certificates: dict[str, str], *, clients: str | None = None) -> ssl.SSLContext:
+def server_context(certificates: dict[str, Path], *, clients: Path | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=clients)
     if clients:
         context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(certificates["server.pem"], certificates["server.key"])
+    context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
     return context
 
 
-def test_a_certificate_that_is_not_trusted_is_refused(make_webhooks: MakePublisher, certificates: dict[str, str]):
+def test_a_certificate_that_is_not_trusted_is_refused(make_webhooks: MakePublisher, certificates: dict[str, Path]):
     with Receiver(context=server_context(certificates)) as receiver:
         url = receiver.url(scheme="https")
-        assert make_webhooks(url, ssl={"cafile": certificates["server.pem"]}).publish([make_message()]) == [ACCEPTED]
-        for untrusting in ({"cafile": certificates["stranger.pem"]}, None):
+        assert make_webhooks(url, ssl={"cafile": str(certificates["broker.pem"])}).publish([make_message()]) == [
+            ACCEPTED
+        ]
+        for untrusting in ({"cafile": str(certificates["stranger.pem"])}, None):
             (outcome,) = make_webhooks(url, ssl=untrusting).publish([make_message()])
             assert outcome.kind is OutcomeKind.UNANSWERED
             assert "the receiver's TLS certificate is refused: self-signed certificate" in outcome.error
             assert "check cafile in the option ssl" in outcome.error
 
 
-def test_a_client_certificate_is_presented(make_webhooks: MakePublisher, certificates: dict[str, str]):
-    trust = {"cafile": certificates["server.pem"]}
-    own = {"certfile": certificates["stranger.pem"], "keyfile": certificates["stranger.key"]}
+def test_a_client_certificate_is_presented(make_webhooks: MakePublisher, certificates: dict[str, Path]):
+    trust = {"cafile": str(certificates["broker.pem"])}
+    own = {"certfile": str(certificates["stranger.pem"]), "keyfile": str(certificates["stranger.key"])}
     context = server_context(certificates, clients=certificates["stranger.pem"])
     with Receiver(context=context) as receiver:
         url = receiver.url(scheme="https")

@@ -10,14 +10,13 @@ import nkeys
 import pytest
 
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.nats.credentials import make_credentials
 from tests.support.nats.server import NatsServer
 from tests.support.nats.tools import MakeJetStream, Nats
 from tests.support.outcomes import only_error
 
-pytest_plugins = ["tests.support.nats.fixtures"]
+pytest_plugins = ["tests.support.nats.fixtures", "tests.support.tls_fixtures"]
 
 # Logins
 
@@ -82,13 +81,6 @@ def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, tmp_path: 
         assert outcome.error_class == "nats.no_stream"
 
 
-def test_a_token_logs_in(make_jetstream: MakeJetStream):
-    with NatsServer('authorization { token: "s3cret" }') as server, Nats(server.url, token="s3cret") as nats:
-        stream = nats.stream()
-        publisher = make_jetstream(f"nats://s3cret@127.0.0.1:{server.port}")
-        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-
-
 def test_a_refused_login_is_an_error_that_does_not_show_the_password(
     guarded: NatsServer, make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture
 ):
@@ -135,18 +127,9 @@ def test_a_user_who_may_not_subscribe_to_the_inbox_gets_the_remedy(guarded: Nats
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A certificate for 127.0.0.1 with its key, and one for another host."""
-    folder = tmp_path_factory.mktemp("certificates")
-    for name, address in (("server", "IP:127.0.0.1"), ("stranger", "IP:127.0.0.2")):
-        make_certificate(folder, name, address)
-    return {path.name: path for path in folder.iterdir()}
-
-
-@pytest.fixture(scope="module")
 def tls_server(certificates: dict[str, Path]) -> Iterator[NatsServer]:
     """A server that demands TLS and a client's certificate."""
-    server, key = certificates["server.pem"], certificates["server.key"]
+    server, key = certificates["broker.pem"], certificates["broker.key"]
     with NatsServer(
         f'tls {{ cert_file: "{server}", key_file: "{key}", ca_file: "{server}", verify: true }}'
     ) as running:
@@ -157,9 +140,9 @@ def test_tls_with_a_trusted_certificate(
     tls_server: NatsServer, certificates: dict[str, Path], make_jetstream: MakeJetStream
 ):
     files = {
-        "cafile": str(certificates["server.pem"]),
-        "certfile": str(certificates["server.pem"]),
-        "keyfile": str(certificates["server.key"]),
+        "cafile": str(certificates["broker.pem"]),
+        "certfile": str(certificates["broker.pem"]),
+        "keyfile": str(certificates["broker.key"]),
     }
     publisher = make_jetstream(f"tls://127.0.0.1:{tls_server.port}", ssl=files)
     assert publisher.prepare() == ""

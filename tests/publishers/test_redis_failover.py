@@ -105,19 +105,6 @@ def test_delivery_goes_on_after_a_planned_failover(shards):
     trial.publisher.close()
 
 
-@pytest.mark.slow
-def test_delivery_goes_on_after_the_master_is_killed(shards):
-    master, replica = first_shard(shards)
-    trial = Trial(make(shards))
-    eventually(trial.accepts_all, "the nodes are connected")
-    master.kill()
-    eventually(lambda: replica.client.role()[0] == b"master", "the replica is the master")
-    eventually(trial.accepts_all, "delivery goes on")
-    master.start()
-    assert "login" not in " ".join(trial.reasons)
-    trial.publisher.close()
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_messages_for_a_dead_node_are_set_aside_if_the_batch_has_no_others(nodes, known):
     dead = nodes[0]

@@ -1,7 +1,5 @@
 """Names of destinations that depend on the message."""
 
-from urllib.parse import quote, unquote
-
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
@@ -44,14 +42,6 @@ def test_a_template_that_cannot_be_read_names_the_option(template: object):
 def test_values_are_not_read_as_templates(topic: str, key: str):
     message = make_message(topic, key=key)
     assert Template("topic", "{topic}|{key}").render(message) == f"{message.destination}|{key}"
-
-
-@given(topic=TEXT, key=TEXT)
-def test_each_value_is_encoded_alone(topic: str, key: str):
-    template = Template("url", "/{topic}/{key}?%20", encode=lambda value: quote(value, safe=""))
-    message = make_message(topic, key=key)
-    path = template.render(message).removesuffix("?%20")
-    assert [unquote(part) for part in path.split("/")[1:]] == [message.destination, key]
 
 
 def test_a_placeholder_alone_is_encoded_too():

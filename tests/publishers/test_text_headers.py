@@ -19,22 +19,6 @@ OFFSETS = st.integers(-720, 840).map(lambda minutes: datetime.timezone(datetime.
 KOLKATA = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
 
 
-def test_fields_are_headers():
-    message = make_message("orders", type="order.größe", key="k-1", headers={"tenant": "acme"})
-    assert text_headers(message) == [
-        ("outbox-message-id", message.message_id),
-        ("outbox-type", "order.größe"),
-        ("outbox-occurred-at", "2026-01-02T03:04:05+00:00"),
-        ("content-type", "application/json"),
-        ("outbox-key", "k-1"),
-        ("tenant", "acme"),
-    ]
-
-
-def test_a_blank_key_is_left_out():
-    assert "outbox-key" not in dict(text_headers(make_message()))
-
-
 @given(st.lists(st.datetimes(timezones=OFFSETS | st.just(datetime.timezone.utc))))
 def test_times_are_in_utc(times: list[datetime.datetime]):
     for time in [datetime.datetime(2026, 1, 1, 2, 0, 0, 120, tzinfo=KOLKATA), *times]:

@@ -1,4 +1,4 @@
-"""Fixtures for tests of TLS to RabbitMQ, which has no TLS itself: a proxy has it."""
+"""Fixtures for tests of TLS. RabbitMQ has none here: a proxy has it."""
 
 import ssl
 from collections.abc import Iterator

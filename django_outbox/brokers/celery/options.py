@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +9,7 @@ from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 from kombu import Connection
 from kombu.transport.pyamqp import SSLTransport
+from kombu.utils.imports import symbol_by_name
 from kombu.utils.url import url_to_parts
 
 EXAMPLE = '"shop.celery:app"'
@@ -24,20 +24,14 @@ late_modules: set[str] = set()
 def find_app(path: object) -> Celery:
     if not isinstance(path, str) or not path:
         raise ImproperlyConfigured(f"app must be the path of the Celery app, such as {EXAMPLE}.")
-    name, separator, attribute = path.partition(":")
-    if not separator:
-        name, _, attribute = path.rpartition(".")
-    if not name or not attribute or name.startswith("."):
-        raise ImproperlyConfigured(f"app is {path!r}; it must name a module and a variable, such as {EXAMPLE}.")
+    name = path.replace(":", ".").rpartition(".")[0]
     was_imported = name in sys.modules
     try:
-        module = import_module(name)
-    except ImportError as error:
-        raise ImproperlyConfigured(f"app is {path!r}, and {name!r} cannot be imported: {error}.") from error
-    app = getattr(module, attribute, None)
+        app = symbol_by_name(path)
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"app is {path!r}, which cannot be imported: {error}.") from error
     if not isinstance(app, Celery):
-        found = f"has no {attribute!r}" if app is None else f"has a {type(app).__name__} of this name"
-        raise ImproperlyConfigured(f"app is {path!r}, but the module {name!r} {found}; name its Celery app.")
+        raise ImproperlyConfigured(f"app is {path!r}, which is a {type(app).__name__}; name the Celery app.")
     if not was_imported:
         late_modules.add(name)
     return app
