@@ -311,11 +311,6 @@ def test_a_queue_that_the_app_does_not_know_is_refused(add: Any):
         add.apply_async((1, 2), queue=Queue("elsewhere"))
 
 
-def test_arguments_are_checked_at_the_call(add: Any):
-    with pytest.raises(TypeError):
-        add.delay(1)
-
-
 def test_the_tasks_of_the_relay_are_not_stored():
     import_module("django_outbox.tasks")
     tasks = Celery("other", task_cls=OutboxTask, set_as_current=False).tasks

@@ -21,7 +21,7 @@ def improper(**options: Any) -> str:
 
 def test_the_app_must_be_a_celery_app():
     assert "the path of the Celery app" in improper(app="")
-    assert "is a module; name the Celery app" in improper(app="celery")
+    assert "is a module; name the Celery app" in improper(app="json")
     assert "No module named 'nowhere'" in improper(app="nowhere.celery:app")
     assert "no attribute 'missing'" in improper(app="tests.support.celery.app:missing")
     assert "is a function; name the Celery app" in improper(app="tests.support.celery.app:make_app")

@@ -16,7 +16,6 @@ from django_outbox.inbox import once
 from django_outbox.inbox.models import HandledMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads
-from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import broker_address
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -29,25 +28,12 @@ def run(*arguments: str, **options: Any) -> tuple[str, str]:
     return out.getvalue(), errors.getvalue()
 
 
-def test_idle_exit_ends_it(using, source):
-    source.send(1, 2)
-    with override_settings(OUTBOX=outbox_of(source)):
-        assert run("run_inbox", "--idle-exit", "3", "--database", using) == ("", "")
-    assert payloads(using) == [1, 2]
-
-
 def test_a_wrong_alias_is_an_error_with_the_known_ones(source):
     with override_settings(OUTBOX=outbox_of(source)):
         with pytest.raises(CommandError, match="no consumer 'shipping'"):
             run("run_inbox", "--consumer", "shipping")
         with pytest.raises(CommandError, match="no database 'nowhere'"):
             run("run_inbox", "--database", "nowhere")
-
-
-def test_an_outage_is_an_error_of_an_inbox_that_ends_when_idle(source):
-    outbox = outbox_of(source, url=f"amqp://guest:guest@127.0.0.1:{free_port()}")
-    with override_settings(OUTBOX=outbox), pytest.raises(CommandError, match="connection refused"):
-        run("run_inbox", "--idle-exit", "60")
 
 
 def test_check_proves_that_the_queue_can_be_read(using, source):

@@ -243,7 +243,7 @@ def test_a_blocked_connection_is_given_up(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=2)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=2)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.say(spec.Connection.Blocked("low on memory"))
     eventually(lambda: "RabbitMQ blocks the connection: low on memory" in caplog.text, "the publisher noticed it")
@@ -256,9 +256,9 @@ def test_a_blocked_connection_is_given_up(
 def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
-    """`timeout` does not apply to a blocked broker, but `blocked_timeout` does, which is longer here."""
+    """A blocked broker owes no confirm, so no other connection is opened."""
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=60)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=12)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.hold_back()
     sent = Publishing(publisher, [make_message(queue, b"sent")])

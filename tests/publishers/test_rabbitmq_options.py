@@ -88,7 +88,6 @@ def test_a_client_certificate_is_presented(
         ({"mandatory": 1}, "mandatory is 1; it must be True or False"),
         ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
         ({"connect_timeout": 0}, "connect_timeout is 0; it must be a number of seconds above 0"),
-        ({"blocked_timeout": "30"}, "blocked_timeout is '30'; it must be a number of seconds"),
         ({"ssl": {"cafile": "no-such-file.pem"}}, "ssl: cafile 'no-such-file.pem' cannot be loaded"),
         ({"ssl": {"verify": False}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
         ({"ssl": {"keyfile": "key.pem"}}, "ssl has keyfile but no certfile"),

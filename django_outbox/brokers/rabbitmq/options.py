@@ -25,7 +25,7 @@ EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 
 OPTION_INSTEAD = {
     "ssl_options": "the option ssl",
-    "blocked_connection_timeout": "the option blocked_timeout",
+    "blocked_connection_timeout": "the option timeout",
     "socket_timeout": "the option connect_timeout",
     "stack_timeout": "the option connect_timeout",
     "connection_attempts": "a list of urls; each publish makes one attempt at each",
@@ -80,7 +80,6 @@ class PublishingOptions(RabbitMQOptions):
     exchange: str = ""
     declare_exchange: str | None = None
     mandatory: bool = True
-    blocked_timeout: float = 30.0
     key_header: str = "outbox-key"
     format: str = PLAIN
     source: str = ""
@@ -96,7 +95,6 @@ class PublishingOptions(RabbitMQOptions):
         if declared is not None and not self.exchange:
             raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
         require_flag("mandatory", self.mandatory)
-        require_seconds("blocked_timeout", self.blocked_timeout)
         require_short_string("key_header", self.key_header)
         if not self.key_header:
             raise ImproperlyConfigured("key_header is blank; set it to the name of the header that carries the key.")
@@ -106,7 +104,7 @@ class PublishingOptions(RabbitMQOptions):
             )
         validate_format(self.format, self.source)
         for host in self.hosts:
-            host.blocked_connection_timeout = self.blocked_timeout
+            host.blocked_connection_timeout = self.timeout
 
     @property
     def stall_timeout(self) -> float:

@@ -49,10 +49,9 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         mandatory: whether a message that reaches no queue is rejected; otherwise the broker drops it, and it counts as
             accepted.
         timeout: seconds for connecting, all nodes together. A sixth of it is the time that the broker has to confirm a
-            message before another connection shows whether it responds. At most a day, like all timeouts.
+            message before another connection shows whether it responds. A broker that is short of memory or disk may
+            block the connection for `timeout`. At most a day, like all timeouts.
         connect_timeout: seconds for connecting to one node; at most its share of `timeout`.
-        blocked_timeout: seconds for which the broker may block the connection, as it does when it is short of memory
-            or disk.
         ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
         key_header: the header that carries the message's key, unless the key is empty.

@@ -481,7 +481,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     def _explain_loss(self, error: BaseException) -> str:
         if isinstance(error, ConnectionBlockedTimeout):
-            return f"was blocked for {self._options.blocked_timeout:g} s: {self._blocked_reason}"
+            return f"was blocked for {self._options.timeout:g} s: {self._blocked_reason}"
         return super()._explain_loss(error)
 
     def _release(self, error: str) -> None:

@@ -91,10 +91,9 @@ class RabbitMQ(Broker):
         return self._publisher(port, DEAD)
 
     def _publisher(self, port: int, exchange: str) -> dict[str, Any]:
-        options = {"timeout": TIMEOUT, "blocked_timeout": TIMEOUT, "heartbeat": 5}
         return {
             "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
-            "OPTIONS": {"url": self.url(port), "exchange": exchange, **options},
+            "OPTIONS": {"url": f"{self.url(port)}?heartbeat=5", "exchange": exchange, "timeout": TIMEOUT},
         }
 
     def ctl(self, *arguments: str, timeout: float = CTL_TIMEOUT) -> str:
