@@ -223,18 +223,6 @@ def test_a_transaction_that_a_handler_leaves_open_is_rolled_back(using: str):
     assert row(using, id).attempts == 2
 
 
-def test_several_handlers_of_a_type_get_their_own_messages(using: str):
-    for name in ("one", "two"):
-
-        @handler("t", name=name)
-        def work(payload: Any, message: Message, name: str = name) -> None:
-            leave(using, f"{name} {payload}")
-
-    put(2, using, keys=1)
-    drain_all(using)
-    assert sorted(effects(using)) == ["one 0", "one 1", "two 0", "two 1"]
-
-
 @pytest.mark.parametrize("key", ["", "k"])
 def test_a_message_that_an_operator_makes_due_during_its_work_is_not_begun_again(using: str, key: str):
     calls: list[int] = []

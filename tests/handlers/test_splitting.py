@@ -96,25 +96,6 @@ def test_the_payload_is_copied_as_it_is_in_the_database(using: str, number: str)
         assert cursor.fetchall() == [(3,)]
 
 
-def test_a_handler_that_fails_blocks_neither_the_other_one_nor_other_keys(using: str):
-    @handler("t", name="good")
-    def good(payload: Any, message: Message) -> None:
-        leave(using, f"good {payload}")
-
-    @handler("t", name="bad")
-    def bad(payload: Any, message: Message) -> None:
-        if payload == 0:
-            raise ValueError("no")
-        leave(using, f"bad {payload}")
-
-    put(6, using, keys=2)
-    for _ in range(3):
-        deliver_once(using)
-    assert {name for name in effects(using) if name.startswith("good")} == {f"good {n}" for n in range(6)}
-    drain_all(using)
-    assert states(using).count(Status.FAILED) == 1
-
-
 def test_a_split_message_that_is_delivered_again_is_not_split_again(using: str):
     @handler("t", name="one")
     def one(payload: Any, message: Message) -> None:

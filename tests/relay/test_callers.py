@@ -86,13 +86,6 @@ class TestMigrations:
             f"The database {using!r} lacks the table '{TABLE}'. Run \"manage.py migrate --database={using}\"."
         )
 
-    def test_a_router_that_keeps_the_table_out_is_named(self, using: str, settings: Any):
-        there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
-        settings.DATABASE_ROUTERS = [f"{__name__}.NoOutbox"]
-        denied = pytest.raises(NotMigrated, match=r"does not allow the model django_outbox\.OutboxMessage there")
-        with renamed(using, there, back), Relay(using=using, max_messages=1) as relay, denied:
-            relay.run()
-
     def test_enqueue_names_a_router_that_keeps_the_table_out(self, using: str, settings: Any):
         there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
         settings.DATABASE_ROUTERS = [f"{__name__}.NoOutbox"]
