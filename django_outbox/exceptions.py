@@ -48,7 +48,7 @@ class InvalidMessage(OutboxError, ValueError):
 
     Attributes:
         field: the name of the invalid field.
-        path: the path within the payload or the headers, such as `["lines"][3]["product"]`; blank if the error is about
+        path: the path within the payload or the headers, such as `["lines"][3]["product"]`; empty if the error is about
             the field as a whole.
         problem: the problem and the remedy.
     """

@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
     `message_id` is the UUID as text.
     `payload` is the JSON text in UTF-8, exactly as the database returns it; the relay never decodes it.
-    `attempts` is the number of earlier attempts. `error_class` is the class of the last error, or blank.
+    `attempts` is the number of earlier attempts. `error_class` is the class of the last error, or empty.
     """
 
     id: int
@@ -70,7 +70,7 @@ class Message(NamedTuple):
 class Unreadable(NamedTuple):
     """A claimed row that cannot be read as a message, because another program wrote invalid values into it.
 
-    `message` holds the columns that could be read; the others are blank. `reason` names each one that could not.
+    `message` holds the columns that could be read; the others are empty. `reason` names each one that could not.
     """
 
     message: Message
@@ -135,7 +135,7 @@ class Outcome:
 
     @property
     def error_kind(self) -> str:
-        """The error class, or the kind if it is blank: filters must find messages without an error class, too."""
+        """The error class, or the kind if it is empty: filters must find messages without an error class, too."""
         return self.error_class or self.kind.value
 
 

@@ -23,7 +23,7 @@ class Failure:
 
     Args:
         message: the message as it was claimed: its `attempts` do not count the last one. For a row that is not a
-            message, the fields that could not be read are blank.
+            message, the fields that could not be read are empty.
         blocks_key: whether the later messages of its key wait until it is requeued or discarded.
         dead_lettered: whether the dead-letter publisher accepted a copy.
     """
@@ -66,7 +66,7 @@ breaker_changed = Signal()
 """Sent when the circuit breaker of a publisher changes its state.
 
 Arguments: `using` (database alias), `publisher` (publisher alias), `state` ("closed", "open" or "half-open"), `reason`
-(why it opened, otherwise blank), `seconds` (how long it stays open, otherwise 0).
+(why it opened, otherwise empty), `seconds` (how long it stays open, otherwise 0).
 """
 
 

@@ -253,7 +253,7 @@ class MessageList(ChangeList):
 
     @property
     def note(self) -> str:
-        """The limit of the list or of the search, if it has been reached; else blank."""
+        """The limit of the list or of the search, if it has been reached; otherwise empty."""
         limit = number_format(LIMIT, force_grouping=True)
         if self.looked_through_all and not self._more:
             return ""

@@ -24,7 +24,7 @@ class StreamPosition(models.Model):
     Attributes:
         server: the identifier of the server that counts the transactions.
         passed: a snapshot: every streamed message that is visible in it is delivered, or was moved to the table.
-        page: the snapshot up to which messages are delivered now; blank between two.
+        page: the snapshot up to which messages are delivered now; empty between two.
         page_start: the least id of the page's messages that began after `passed`.
         page_end: messages of the page up to this id are delivered.
         last_id: the greatest id of the messages that were delivered.

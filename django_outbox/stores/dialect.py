@@ -83,7 +83,7 @@ class Dialect:
 
     @property
     def missing_feature(self) -> str:
-        """The SQL feature that the outbox needs and this version of the database lacks; blank if there is none."""
+        """The SQL feature that the outbox needs and this version of the database lacks; empty if there is none."""
         features = self.connection.features
         if self._vendor == "sqlite":
             return "" if features.can_return_columns_from_insert else "RETURNING"

@@ -42,7 +42,7 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
     when they are due, and later messages of their keys wait behind them; no attempt is used up.
 
     Args:
-        type: the type to pause; blank for the whole publisher.
+        type: the type to pause; empty for the whole publisher.
         using: the database alias; by default the one that the router chooses for writing.
         reason: a note for other operators, at most 500 characters.
 
@@ -86,7 +86,7 @@ def resume(
     that is interrupted, call it again: until all of them are due, the row of the pause remains, marked as resumed.
 
     Args:
-        type: the type to resume; blank for the whole publisher. Types that are paused separately remain paused.
+        type: the type to resume; empty for the whole publisher. Types that are paused separately remain paused.
         using: the database alias; by default the one that the router chooses for writing.
         batch_size: maximum number of messages in one UPDATE.
         max_seconds: begin no further batch after this time; no limit by default. The first batch is always done.

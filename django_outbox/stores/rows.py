@@ -210,11 +210,11 @@ def read_message(row: Row) -> Message | Unreadable:
     """
     values: dict[str, Any] = {}
     problems = []
-    for (name, read, blank), value in zip(_COLUMNS, row[:SIZE], strict=True):
+    for (name, read, empty), value in zip(_COLUMNS, row[:SIZE], strict=True):
         try:
             values[name] = read(value)
         except Exception as error:
-            values[name] = blank
+            values[name] = empty
             problems.append(f"{name} cannot be read: {describe(error, MAX_REASON_LENGTH)}")
     message = Message(**values)
     return Unreadable(message, "; ".join(problems)) if problems else message

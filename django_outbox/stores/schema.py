@@ -57,7 +57,7 @@ def close_after_error(
 
 
 def describe_missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
-    """Return the `missing_schema` of a database in a sentence, with the remedy; blank if nothing is missing."""
+    """Return the `missing_schema` of a database in a sentence, with the remedy; empty if nothing is missing."""
     alias, missing = connection.alias, missing_schema(connection, models)
     if missing and (denied := describe_denied(alias, models)):
         return f"The database {alias!r} lacks {missing}: {denied}"
@@ -65,7 +65,7 @@ def describe_missing_schema(connection: BaseDatabaseWrapper, models: Sequence[ty
 
 
 def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
-    """Return the first table or column of these models that this database lacks; blank if there is none."""
+    """Return the first table or column of these models that this database lacks; empty if there is none."""
     with connection.cursor() as cursor:
         tables = set(connection.introspection.table_names(cursor, include_views=True))
         for model in models:
