@@ -6,6 +6,8 @@ It has four verbs: `open`, `receive`, `settle` and `close`.
 import abc
 import datetime
 import re
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -278,6 +280,60 @@ def take_batch(
         size += next_size
         taken.append(messages.popleft())
     return taken, size
+
+
+class Intake:
+    """Hands messages from the connection's thread to the reader's. Thread-safe.
+
+    Args:
+        max_bytes: size of the bodies beyond which the connection should stop reading from its socket.
+        on_room: called in the reader's thread when there is room again after that.
+    """
+
+    def __init__(self, max_bytes: int, on_room: Callable[[], object]) -> None:
+        self._max_bytes = max_bytes
+        self._on_room = on_room
+        self._messages: deque[Incoming] = deque()
+        self._size = 0
+        self._changed = threading.Condition()
+        self._error: str | None = None
+        self._was_full = False
+
+    def put(self, message: Incoming) -> bool:
+        with self._changed:
+            self._messages.append(message)
+            self._size += len(message.body)
+            self._changed.notify()
+            self._was_full = self._size > self._max_bytes
+            return not self._was_full
+
+    def take(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        """Remove and return the next messages; wait for the first one at most `seconds`. Raises `Unavailable`."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self._messages and self._error is None and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if self._error is not None:
+                raise Unavailable(self._error)
+            if not self._messages:
+                return []
+            taken, size = take_batch(self._messages, max_messages, max_bytes, lambda message: len(message.body))
+            self._size -= size
+            has_room = self._was_full and self._size <= self._max_bytes
+            self._was_full = self._was_full and not has_room
+        if has_room:
+            self._on_room()
+        return taken
+
+    @property
+    def has_room(self) -> bool:
+        return self._size <= self._max_bytes
+
+    def end(self, error: str) -> None:
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            self._changed.notify_all()
 
 
 def _require_text(option: str, value: object, pattern: str, description: str) -> None:

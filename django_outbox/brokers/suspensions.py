@@ -1,6 +1,5 @@
 """Destinations that accept no messages are set aside for a while, so that messages for others are delivered."""
 
-import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -22,7 +21,7 @@ MIN_WAIT = 0.1
 """Minimum number of seconds for which a message is set aside."""
 
 FORGET_AFTER = 600.0
-"""Seconds without a message after which a destination is forgotten, for brokers with any number of destinations."""
+"""Seconds without a message after which a destination is forgotten, because there may be any number of them."""
 
 REPORT_INTERVAL = 60.0
 """Seconds between two log lines about destinations that stay set aside."""
@@ -52,7 +51,6 @@ class Suspensions(Generic[K]):
 
     Args:
         owner: the publisher, for the log.
-        forget_after: seconds after which a destination that is due is forgotten if no message tries it.
     """
 
     def __init__(
@@ -60,12 +58,10 @@ class Suspensions(Generic[K]):
         owner: str,
         name: Callable[[K], str] = str,
         *,
-        forget_after: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._owner = owner
         self._name = name
-        self._forget_after = forget_after
         self._clock = clock
         self._lock = threading.Lock()
         self._found: dict[K, Suspension] = {}
@@ -145,7 +141,7 @@ class Suspensions(Generic[K]):
         with self._lock:
             now = self._clock()
             for key, found in list(self._found.items()):
-                if now - found.until > self._forget_after:
+                if now - found.until > FORGET_AFTER:
                     del self._found[key]
             if self._found and now >= self._next_report_at:
                 self._next_report_at = now + REPORT_INTERVAL

@@ -162,11 +162,6 @@ def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make
     eventually(has_ended, "the consumer is unavailable")
 
 
-def test_jetstream_that_is_not_enabled_is_named(make_consumer: MakeConsumer):
-    with NatsServer(jetstream=False) as server, pytest.raises(Unavailable, match="start nats-server with -js"):
-        make_consumer("ORDERS", servers=server.url).open()
-
-
 # Permissions
 
 

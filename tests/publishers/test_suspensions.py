@@ -13,7 +13,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def suspensions(clock: Clock) -> Suspensions[str]:
-    return Suspensions("Publisher 'shop'", repr, forget_after=600.0, clock=clock)
+    return Suspensions("Publisher 'shop'", repr, clock=clock)
 
 
 def begin(suspensions: Suspensions[str], key: str = "full", least: float = 0.0) -> float:

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.connection_thread import Intake
-from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
 from django_outbox.brokers.nats.api import NoAnswer, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (

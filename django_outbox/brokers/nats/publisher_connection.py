@@ -20,7 +20,7 @@ from django_outbox.brokers.nats.errors import (
     read_response,
 )
 from django_outbox.brokers.nats.options import NatsOptions
-from django_outbox.brokers.suspensions import FORGET_AFTER, Suspensions
+from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.messages import Message, Outcome, OutcomeKind, rejected, retry_later, set_aside, unanswered
 from django_outbox.utils.logs import logger
 
@@ -63,9 +63,7 @@ class NatsPublisherConnection(NatsConnection):
         self._calls: set[NatsCall] = set()
         self._in_flight: dict[bytes, Sent] = {}
         self._unrouted: list[Sent] = []
-        self._suspensions: Suspensions[bytes] = Suspensions(
-            self._owner, lambda subject: f"'{subject.decode()}'", forget_after=FORGET_AFTER
-        )
+        self._suspensions: Suspensions[bytes] = Suspensions(self._owner, lambda subject: f"'{subject.decode()}'")
         self._inbox = b""
         self._last_token = 0
         self._is_examining = False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.publisher_connection import Transmission
-from django_outbox.brokers.suspensions import FIRST_WAIT, FORGET_AFTER, Suspensions
+from django_outbox.brokers.suspensions import FIRST_WAIT, Suspensions
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, set_aside, unanswered
 
 ROUND_INTERVAL = 5.0
@@ -33,7 +33,7 @@ class Destinations(Suspensions[str]):
     """The destinations that a publisher has set aside, and the destinations that it trusts. Thread-safe."""
 
     def __init__(self, alias: str, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(f"Publisher {alias!r}", "'{}'".format, forget_after=FORGET_AFTER, clock=clock)
+        super().__init__(f"Publisher {alias!r}", "'{}'".format, clock=clock)
         self._trusted: set[str] = set()
         self._unconfirmed: dict[str, Transmission] = {}
         self._next_round_at = 0.0

@@ -8,8 +8,7 @@ from typing import ClassVar
 import pika
 from pika.channel import Channel
 
-from django_outbox.brokers.connection_thread import Intake
-from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
 from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.errors import explain
