@@ -61,15 +61,11 @@ def planned(options: argparse.Namespace) -> Plan:
         batch_size=options.batch_size,
         minutes=options.minutes,
         kinds=tuple(options.kind),
-        poison=not options.no_poison,
-        retention=options.retention,
         notify=options.notify,
         source=options.source,
         unroutable=options.unroutable,
         locked=options.locked or "even",
-        operator=not options.no_operator,
         failed_blocks_key=options.failed_blocks_key,
-        dead_letters=not options.no_dead_letters,
         keep_logs=options.keep_logs.resolve() if options.keep_logs else None,
     )
 
@@ -91,12 +87,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--workers", type=_whole, default=plan.workers, help="workers of each relay (%(default)s)")
     found.add_argument("--writers", type=_whole, default=plan.writers, help="processes that enqueue (%(default)s)")
     found.add_argument("--batch-size", type=_whole, default=plan.batch_size, help="messages in a claim (%(default)s)")
-    found.add_argument(
-        "--retention",
-        type=float,
-        metavar="S",
-        help="seconds for which published messages are kept; 0 deletes them (default: forever)",
-    )
     found.add_argument("--source", choices=SOURCES, default=plan.source, help="the publishers' SOURCE (%(default)s)")
     found.add_argument("--notify", action="store_true", help="the writers wake the relays, on PostgreSQL")
     found.add_argument("--minutes", type=float, default=plan.minutes, help="maximum duration of the run (%(default)s)")
@@ -108,11 +98,6 @@ def parser() -> argparse.ArgumentParser:
         "--unroutable", type=_share, default=0.0, metavar="X", help="share of unroutable messages (%(default)s)"
     )
     found.add_argument("--failed-blocks-key", action="store_true", help="a failed message blocks its key")
-    found.add_argument("--no-dead-letters", action="store_true", help="no copies of failed messages")
-    found.add_argument(
-        "--no-operator", action="store_true", help="failed messages are not requeued or discarded during the run"
-    )
-    found.add_argument("--no-poison", action="store_true", help="no messages that must fail")
     found.add_argument("--keep-logs", type=Path, metavar="DIR", help="keep logs and journals in this folder")
     found.add_argument("--scenario", choices=("overlap",), help="ordinary traffic instead of faults")
     found.add_argument(

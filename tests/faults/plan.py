@@ -84,8 +84,6 @@ class Plan:
     defaults: bool = False
     """Whether the relays have the default settings, instead of those for faults."""
     keep_logs: Path | None = None
-    retention: float | None = None
-    """Seconds for which processed messages are kept; None: forever."""
     operator: bool = True
     """Whether failed messages are requeued, mended and discarded during the run."""
     failed_blocks_key: bool = False
@@ -98,14 +96,14 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The setting `OUTBOX` of the relays; the retention is in seconds."""
+        """The setting `OUTBOX` of the relays."""
         if self.defaults:
             return {}
         return {
             "BATCH_SIZE": self.batch_size,
             "POLL_INTERVAL": 0.2,
             "CLAIM_TIMEOUT": CLAIM_TIMEOUT,
-            "RETENTION": self.retention,
+            "RETENTION": None,
             "NOTIFY": self.notify,
             "FAILED_BLOCKS_KEY": self.failed_blocks_key,
             "DEAD_LETTER_PUBLISHER": "dead" if self.dead_letters else None,

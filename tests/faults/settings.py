@@ -43,8 +43,6 @@ if HANDLERS:
 PUBLISHERS["default"] = {**PUBLISHERS["default"], "SOURCE": env.str("FAULTS_SOURCE", default="table")}
 if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):
     PUBLISHERS.setdefault(dead, NOWHERE["default"])
-if OUTBOX.get("RETENTION") is not None:
-    OUTBOX["RETENTION"] = datetime.timedelta(seconds=OUTBOX["RETENTION"])
 
 LOGGING = {
     "version": 1,
