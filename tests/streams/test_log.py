@@ -143,6 +143,18 @@ def test_messages_come_from_the_log_without_a_search(worker: Worker, scripted: S
     assert worker.deliver() == 0
 
 
+def test_messages_that_the_log_brought_are_delivered_again_before_later_ones_of_their_key(
+    worker: Worker, scripted: Script
+):
+    worker.follow()
+    ids = put(3, LOG, keys=1)
+    worker.deliver_until(lambda: len(scripted.published()) == 3)
+    assert OutboxMessage.objects.using(LOG).filter(pk__in=ids[:2]).deliver_again() == 2
+    late = put(1, LOG, keys=1)
+    worker.deliver_until(lambda: len(scripted.published()) == 6)
+    assert scripted.published() == [*ids, *ids[:2], *late]
+
+
 def test_what_another_relay_has_delivered_is_not_delivered_again(worker: Worker, scripted: Script):
     worker.follow()
     ids = put(2, LOG, keys=1)
