@@ -87,6 +87,7 @@ class PublisherStatus:
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
             or `crashed` if a worker crashed lately; empty if no relay serves it.
         outage: why it is unavailable, or its worker crashed; otherwise empty.
+        refused: why the database refuses every new state of one of its messages; empty if it does not.
         crashes: how often one worker crashed in a row, at most.
         relays: number of running relays that serve it.
         silent: number of relays that serve it and have missed two reports, but have not been silent for long.
@@ -111,6 +112,7 @@ class PublisherStatus:
     delivered_at: datetime.datetime | None = None
     rate_limit: float | None = None
     breaker: str = ""
+    refused: str = ""
     outage: str = ""
     outage_since: datetime.datetime | None = None
     crashes: int = 0
@@ -242,6 +244,7 @@ class RelayStatus:
     retried: int
     failed: int
     outages: dict[str, OutageFigure] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:

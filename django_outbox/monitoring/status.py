@@ -207,6 +207,7 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         outage=outages[0].reason if outages else "",
         outage_since=outages[0].since if outages else None,
         crashes=outages[0].crashes if outages else 0,
+        refused=next((report.refused[alias] for report in living if alias in report.refused), ""),
     )
 
 
@@ -313,6 +314,7 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
             for alias, state in report.publishers.items()
             if state.get("reason")
         },
+        refused={alias: str(state["refused"]) for alias, state in report.publishers.items() if state.get("refused")},
     )
 
 

@@ -29,6 +29,7 @@ CODES = (
     "not_delivering",
     "unavailable",
     "not_reporting",
+    "refused",
     "unknown_publisher",
     "not_read",
     "not_receiving",
@@ -130,6 +131,9 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
+    elif publisher.refused:
+        text = _("The database refuses to change messages of the publisher %(publisher)r (%(reason)s): %(due)s due.")
+        yield found(Level.CRITICAL if late else Level.WARNING, "refused", text, reason=publisher.refused.rstrip("."))
     elif _does_not_deliver(publisher, status):
         lasted = _seconds_without_delivery(publisher, status)
         has_none = not (publisher.relays or publisher.drains)

@@ -52,7 +52,9 @@ class DeliveryResult(NamedTuple):
 
     Args:
         published: the messages that were handed to the publisher.
-        outage: why the publisher is unavailable, or what the database refuses to do for it.
+        outage: why the publisher is unavailable, or what the database refuses to do for it as a whole.
+        refused: the number of messages that are not published for a while, because the database refuses every new
+            state of them. They were found now, and hold up no other.
         database_outage: why the database is unavailable.
         unsettled: why the published messages could not be settled.
         prepared: whether the publisher was asked to connect, and has.
@@ -63,6 +65,7 @@ class DeliveryResult(NamedTuple):
     tally: Tally = Tally()
     published: Sequence[Message] = ()
     outage: Outage | None = None
+    refused: int = 0
     database_outage: Outage | None = None
     unsettled: Outage | None = None
     prepared: bool = False
@@ -76,7 +79,7 @@ class DeliveryResult(NamedTuple):
 
     @property
     def found_nothing(self) -> bool:
-        return self.looked and not self.tally.claimed and not self.obstacle
+        return self.looked and not (self.tally.claimed or self.refused or self.obstacle)
 
     @property
     def settled_all(self) -> bool:
@@ -97,6 +100,7 @@ class Phases:
         dead_letters: the publisher of copies of failed messages.
         refusals: the messages that are not published for now.
         failures: the log of messages that were not delivered.
+        is_careful: whether a row of the next batch may be the cause why one could not be settled.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
@@ -107,6 +111,7 @@ class Phases:
     dead_letters: Publisher | None = None
     refusals: Refusals = field(default_factory=Refusals)
     failures: FailureLog = field(default_factory=FailureLog)
+    is_careful: bool = False
     paused_types: Callable[[], Set[str]] = frozenset
     is_stopping: Callable[[], bool] = lambda: False
 
@@ -136,7 +141,7 @@ class Phases:
         """
         batch = Batch(self)
         with batch.within(claiming) as claim:
-            self.refuse(claim.refused)
+            batch.refuse(claim.refused)
             if claim.messages:
                 batch.begin(claim.messages)
             yield batch
@@ -165,8 +170,7 @@ class Phases:
             return
         self.refusals.add(reasons)
         logger.error(
-            "Publisher %r: %s not published for the next five minutes, because the database refuses every change (%s): "
-            "%s",
+            "Publisher %r: %s not published for a while, because the database refuses every change (%s): %s",
             self.publisher.alias,
             f"{counted(len(reasons), 'message')} {'is' if len(reasons) == 1 else 'are'}",
             some_ids(reasons),
@@ -190,6 +194,7 @@ class Batch:
         published: the messages that were handed to the publisher.
         tally: the counts of its rows, as soon as their new states are committed.
         outage: the reason of its first unanswered message.
+        refused: the number of its messages of which the database refuses every new state.
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -198,6 +203,7 @@ class Batch:
         self.published: Sequence[Message] = ()
         self.tally = Tally()
         self.outage: Outage | None = None
+        self.refused = 0
         self._phases = phases
         self._recorder = Recorder(phases.publisher, phases.source.using, phases.failures)
         self._claim = Claim([])
@@ -207,7 +213,7 @@ class Batch:
 
     @property
     def result(self) -> DeliveryResult:
-        return DeliveryResult(self.tally, self.published, self.outage)
+        return DeliveryResult(self.tally, self.published, self.outage, self.refused)
 
     @contextmanager
     def within(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
@@ -255,15 +261,17 @@ class Batch:
         )
         return Decisions.none(count)
 
-    def settle(self, decisions: Decisions, *, carefully: bool = False) -> bool:
+    def refuse(self, reasons: Mapping[int, str]) -> None:
+        """Take note of messages of which the database refuses every new state."""
+        self.refused += len(reasons)
+        self._phases.refuse(reasons)
+
+    def settle(self, decisions: Decisions, *, carefully: bool = False) -> None:
         """Copy what failed to the dead letters, and write the new states of all rows.
 
         Args:
             carefully: first find new states that the database refuses, and replace them by failures. Messages that may
                 not even fail are left as they are, and not published for a while.
-
-        Returns:
-            Whether the database refused a new state.
         """
         phases, source = self._phases, self._phases.source
         self._recorder.published(self.messages, decisions.outcomes, decisions.faults)
@@ -273,12 +281,11 @@ class Batch:
         failed = [row._replace(dead_lettered=row.id in copied) for row in decisions.settlement.failed]
         failed += [Failed(row.id, row.reason, UNREADABLE, self._blocks_key(row)) for row in self._unreadable]
         settlement = replace(decisions.settlement, failed=failed, held=self._held)
-        reasons = source.find_refused(settlement) if carefully else {}
-        if reasons:
-            settlement = self._without_refused(settlement, reasons)
-        source.settle(self._claim, settlement)
-        self._decisions = decisions._replace(settlement=settlement)
-        return bool(reasons)
+        if carefully:
+            settlement = self._without_refused(settlement)
+        refused = source.settle(self._claim, settlement)
+        self.refuse(refused)
+        self._decisions = decisions._replace(settlement=settlement.without(refused))
 
     def _sort(self, paused: Set[str]) -> None:
         self.messages = messages = []
@@ -299,17 +306,17 @@ class Batch:
             elif row.key not in waiting:
                 messages.append(row)
 
-    def _without_refused(self, settlement: Settlement, reasons: Mapping[int, str]) -> Settlement:
+    def _without_refused(self, settlement: Settlement) -> Settlement:
+        reasons = self._phases.source.find_refused(settlement)
         blocking = {row.id for row in self._contents if self._blocks_key(row)}
         failed = [
             Failed(id, f"The outcome could not be stored: {reason}", NOT_SETTLED, blocks_key=id in blocking)
             for id, reason in reasons.items()
         ]
         left = self._phases.source.find_refused(Settlement(failed=failed))
-        self._phases.refuse(left)
-        remaining = settlement.only({*settlement.ids} - reasons.keys())
-        failed = [row for row in failed if row.id not in left]
-        return replace(remaining, failed=[*remaining.failed, *failed], held=settlement.held)
+        self.refuse(left)
+        remaining = settlement.without(reasons)
+        return replace(remaining, failed=[*remaining.failed, *(row for row in failed if row.id not in left)])
 
     def _blocks_key(self, row: Message | Unreadable) -> bool:
         """Return whether a row blocks its key if it fails."""

@@ -43,12 +43,16 @@ class Delivery:
         rate = state.settings.rate_limit_of(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
-    def run(self, wanted: int) -> DeliveryResult:
+    def run(self, wanted: int, *, carefully: bool = False) -> DeliveryResult:
         """Deliver a batch of at most `wanted` messages.
+
+        Args:
+            carefully: find rows that the database refuses to change before the batch is settled.
 
         Raises:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
+        self._phases.is_careful = carefully
         # Before the claim, so that no transaction waits for a connection to the broker.
         if self._prepares and (reason := prepare_publisher(self._publisher)):
             return DeliveryResult(outage=self._phases.outage(reason))
@@ -121,10 +125,10 @@ class Delivery:
             budget.release(self._publisher.alias, limit, result.tally)
         if limiter is not None:
             limiter.note(result.tally.claimed, result.tally.settled)
-        outage = result.outage
-        if not result.tally.claimed and (reason := self._phases.refusals.reason):
-            outage = self._phases.outage(reason)
-        return result._replace(outage=outage, prepared=self._prepares, looked=True)
+        if self._phases.refusals.are_many:
+            reason = f"the database refuses every new state of many messages, such as {self._phases.refusals.reason}"
+            result = result._replace(outage=self._phases.outage(reason))
+        return result._replace(prepared=self._prepares, looked=True)
 
 
 def make_deliverer(
@@ -161,6 +165,12 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     return StreamFirst(table, StreamReader(table, streams=streams, only_from_table=only_from_table, log=log))
 
 
-def unavailable(publisher_alias: str, outage: Outage) -> RelayUnavailable:
+def require_none_refused(publisher_alias: str, state: RelayState) -> None:
+    """Raise RelayUnavailable if messages of a publisher are not published now, because the database refuses them."""
+    if reason := state.refusals[publisher_alias].reason:
+        raise unavailable(publisher_alias, f"The database refuses every new state of {reason}")
+
+
+def unavailable(publisher_alias: str, outage: Outage | str) -> RelayUnavailable:
     """Return the error for a publisher that could not deliver."""
     return RelayUnavailable(f"{outage}. The messages of publisher {publisher_alias!r} are still pending.")

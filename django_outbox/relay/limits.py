@@ -18,6 +18,8 @@ class Limits(ServiceLimits):
             each trial publishes some of them again.
         unsettled_memory: seconds after which a closed circuit breaker forgets such messages, which another relay may
             have settled; longer than the longest wait.
+        refused_wait: how long a message is not published if the database refuses every new state of it; longer from
+            refusal to refusal, because each attempt publishes it again.
         reconnect_wait: waits before the listener reconnects; the relay polls in the meantime.
         trial_size: maximum number of messages that a half-open circuit breaker permits.
         first_idle_wait: initial idle wait; it doubles after each empty claim, up to the poll interval.
@@ -33,6 +35,7 @@ class Limits(ServiceLimits):
     outage_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=3.0, jitter=1.0))
     unsettled_wait: Backoff = field(default=Backoff(delay=1.0, max_delay=120.0, jitter=1.0))
     unsettled_memory: float = 600.0
+    refused_wait: Backoff = field(default=Backoff(delay=60.0, max_delay=3600.0))
     reconnect_wait: Backoff = field(default=Backoff(delay=0.5, max_delay=30.0, jitter=1.0))
     trial_size: int = 10
     first_idle_wait: float = 0.01

@@ -15,7 +15,7 @@ from django_outbox.db.transactions import is_private, refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.delivery import Delivery, make_source, unavailable
+from django_outbox.relay.delivery import Delivery, make_source, require_none_refused, unavailable
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import relay_announcing, relay_reporting
@@ -99,7 +99,7 @@ class Relay:
                 max_seconds=settings.claim_timeout,
             ),
             handler_locks={alias: HandlerLock() for alias in self._aliases},
-            refusals={alias: Refusals() for alias in self._aliases},
+            refusals={alias: Refusals(limits.refused_wait) for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,
@@ -265,6 +265,8 @@ class Relay:
             delivery.close()
         if result.obstacle:
             raise unavailable(publisher.alias, result.obstacle)
+        if not result.tally.claimed:
+            require_none_refused(publisher.alias, self._state)
 
     def _for_each_worker(self, work: Callable[[Publisher], None]) -> list[Callable[[], None]]:
         return [partial(work, publisher) for publisher in self.publishers for _ in range(self.workers)]

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.limits import Limits
+from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.recorder import FailureLog
 from django_outbox.relay.wake_ups import WakeUps
@@ -21,8 +21,8 @@ from django_outbox.service.state import ServiceState
 LOCK_PERIODS = Backoff(delay=1.0, factor=4.0, max_delay=60.0)
 """For how long handlers are called by one worker at a time; longer if they conflict again soon."""
 
-REFUSED_WAIT = 300.0
-"""Seconds for which a message is not published again if the database refuses every new state of it."""
+MANY_REFUSED = 1000
+"""Number of refused messages from which on they are an outage of their publisher."""
 
 MAX_LOCK_WAIT = 1.0
 """Maximum seconds to wait for another worker, whose handler may hang."""
@@ -170,32 +170,54 @@ class HandlerLock:
                 self._lock.release()
 
 
+class Refusal(NamedTuple):
+    """Why and until when a message is not published, and how often it was refused in a row."""
+
+    reason: str
+    until: float
+    forget_at: float
+    number: int
+
+
 class Refusals:
     """The messages of a publisher that are not published for now, because the database refuses every new state of them.
 
-    All workers of the publisher share it.
+    All workers of the publisher share it. Thread-safe.
     """
 
-    def __init__(self) -> None:
-        self._messages: dict[int, tuple[float, str]] = {}
+    def __init__(self, waits: Backoff = LIMITS.refused_wait, clock: Callable[[], float] = time.monotonic) -> None:
+        self._waits = waits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: dict[int, Refusal] = {}
 
     def add(self, reasons: Mapping[int, str]) -> None:
-        self._messages |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in reasons.items()}
+        with self._lock:
+            for id, reason in reasons.items():
+                number = self._found[id].number + 1 if id in self._found else 1
+                now, wait = self._clock(), self._waits.after(number)
+                self._found[id] = Refusal(reason, now + wait, now + 2 * wait, number)
 
     @property
     def ids(self) -> Set[int]:
-        for id, (until, _) in self._messages.copy().items():
-            if time.monotonic() > until:
-                self._messages.pop(id, None)
-        return frozenset(self._messages.copy())
+        """The messages that are not published now."""
+        now = self._clock()
+        with self._lock:
+            self._found = {id: refusal for id, refusal in self._found.items() if now < refusal.forget_at}
+            return frozenset(id for id, refusal in self._found.items() if now < refusal.until)
 
     @property
     def reason(self) -> str:
-        """Why a message is not published for now; empty if there is none."""
-        for id, (until, reason) in self._messages.copy().items():
-            if time.monotonic() <= until:
-                return f"the database refuses every new state of message {id}: {reason}"
-        return ""
+        """The first message that is not published now, and why; empty if there is none."""
+        if not (ids := self.ids):
+            return ""
+        id = min(ids)
+        return f"message {id}: {self._found[id].reason}"
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there are so many that the database probably refuses the others, too."""
+        return len(self.ids) >= MANY_REFUSED
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +261,7 @@ class RelayState:
             breakers=Breakers(self.using, aliases, limits, outages=self.service.outages),
             pauses=self.pauses.for_schema(),
             handler_locks={alias: HandlerLock() for alias in aliases},
-            refusals={alias: Refusals() for alias in aliases},
+            refusals={alias: Refusals(limits.refused_wait) for alias in aliases},
             wake_ups=WakeUps(),
             schema=schema,
         )
@@ -250,10 +272,11 @@ class RelayState:
     def describe(self, publisher_alias: str) -> dict[str, Any]:
         """Return the state of a publisher's breaker, or of its workers if they crashed, with the reason."""
         crash = self.service.outages.find(self.name_worker(publisher_alias))
+        state = self.breakers.describe(publisher_alias) | {"refused": self.refusals[publisher_alias].reason}
         if crash is None:
-            return self.breakers.describe(publisher_alias)
+            return state
         since = crash.since.timestamp()
-        return {"state": "crashed", "reason": crash.reason, "since": since, "crashes": crash.crashes}
+        return {**state, "state": "crashed", "reason": crash.reason, "since": since, "crashes": crash.crashes}
 
     def wait_for_work(self, wake_ups: Set[str], seconds: float) -> bool:
         """Wait for a wake-up with one of these names, or until the relay is stopping; return whether there was one."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.batch import DeliveryResult
 from django_outbox.relay.breakers import Permit
-from django_outbox.relay.delivery import Delivery, make_source, unavailable
+from django_outbox.relay.delivery import Delivery, make_source, require_none_refused, unavailable
 from django_outbox.relay.state import RelayState
 from django_outbox.service.outages import Outage
 from django_outbox.service.running import restart_on_crash
@@ -123,7 +123,7 @@ class Worker:
     def _run(self, permit: Permit) -> DeliveryResult:
         result = DeliveryResult()
         try:
-            result = self._delivery.run(permit.size)
+            result = self._delivery.run(permit.size, carefully=permit.unsettled > 0)
         finally:
             self._state.breakers.note(
                 self._alias,
@@ -134,7 +134,7 @@ class Worker:
                 published=result.published,
                 unsettled=result.unsettled,
             )
-        if result.obstacle and not result.tally.answered:
+        if (result.obstacle or result.refused) and not result.tally.answered:
             self.source.rewind()
         return result
 
@@ -162,7 +162,7 @@ def drain(publisher: Publisher, state: RelayState, deadline: float) -> None:
 
     Raises:
         RelayUnavailable: the broker or the database was unavailable too often in a row, or nothing was delivered
-            because of an outage when the time ran out.
+            because of an outage when the time ran out, or the database refuses to change a message.
     """
     with closing(Worker(publisher, state)) as worker:
         while not state.is_done() and time.monotonic() < deadline:
@@ -175,6 +175,7 @@ def drain(publisher: Publisher, state: RelayState, deadline: float) -> None:
                 # A drain may end only after a sweep that finds nothing, and an idle worker has time for one.
                 worker.source.sweep_next()
                 if drained:
+                    require_none_refused(publisher.alias, state)
                     return
                 wait = state.limits.first_idle_wait if worker.source.complete else 0.0
             if attempt.paused:

@@ -2,7 +2,7 @@
 
 import abc
 import datetime
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.utils.module_loading import import_string
 
-from django_outbox.db.errors import may_pass
+from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import is_usable
@@ -23,6 +23,7 @@ from django_outbox.stores.claiming import ClaimQueries
 from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.locks import Lease, lease_number, take_lease
 from django_outbox.stores.rows import (
+    NONE,
     Backend,
     Claim,
     ClaimRequest,
@@ -106,8 +107,9 @@ class Store(ClaimQueries):
     ends_idle_transactions: ClassVar[bool] = False
     """Whether the database ends the transaction of a claim that makes no query for too long."""
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, refused: Set[int] = NONE) -> None:
         self.connection = connection
+        self._refused = refused
 
     @property
     def dialect(self) -> Dialect:
@@ -124,11 +126,11 @@ class Store(ClaimQueries):
         context without `settle`, because of an exception or a crash, gives the whole batch back.
         """
         with self.transaction(request.max_seconds, transactional=request.transactional) as backend:
-            yield Claim(read_messages(request.read(self.claim_queries(request.passed))), backend=backend)
+            yield Claim(read_messages(request.read(self.claim_queries(request))), backend=backend)
 
-    def claim_queries(self, passed: str) -> ClaimQueries:
-        """Return the queries of a claim by `ClaimRequest.passed`."""
-        return self
+    def claim_queries(self, request: ClaimRequest) -> "Store":
+        """Return the store whose queries leave out what a claim leaves out."""
+        return type(self)(self.connection, request.refused)
 
     @abc.abstractmethod
     def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[Backend | None]:
@@ -275,6 +277,18 @@ class Store(ClaimQueries):
             return self.isolate_refused(ids[:half], write) | self.isolate_refused(ids[half:], write)
         return {}
 
+    def write_unless_refused(self, write: Callable[[], object]) -> DatabaseError | None:
+        """Change messages in a savepoint; return the error if the database refuses to change one of them."""
+        try:
+            with transaction.atomic(using=self.connection.alias):
+                write()
+                self.check_constraints()
+        except DatabaseError as error:
+            if self.connection.needs_rollback or not shows_refused_row(error):
+                raise
+            return error
+        return None
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Run the statements that hold messages in a savepoint. If they fail, that is logged, and the rest stands."""
@@ -392,10 +406,21 @@ class Store(ClaimQueries):
 
     def name_tables(self, sql: str) -> str:
         """Return a statement on the tables of `_TABLES` with their names."""
+        if "{other" in sql:
+            sql = self._leaving_out(sql)
         for name, model in _TABLES.items():
             if name in sql:
                 sql = sql.replace(name, self.connection.ops.quote_name(model._meta.db_table))
         return sql
+
+    def _leaving_out(self, sql: str) -> str:
+        """Leave out the refused messages at `{others}`, and the heads of their keys at `{other_keys}`."""
+        others = keys = ""
+        if self._refused:
+            ids, partition = ",".join(map(str, sorted(self._refused))), self.connection.ops.quote_name("partition")
+            others = f"AND id NOT IN ({ids})"
+            keys = f"AND message.{partition} NOT IN (SELECT {partition} FROM {{table}} WHERE id IN ({ids}))"
+        return sql.replace("{others}", others).replace("{other_keys}", keys)
 
 
 class LockingStore(Store):

@@ -23,7 +23,7 @@ import random
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,10 +44,8 @@ LAST_PARTITION = 2**31 - 1
 Row = tuple[Any, ...]
 """The columns of a message from `id` to `error_class`, then its size, then columns that the store adds for itself."""
 
-KEY, SIZE = 4, 10
-"""The indexes in a row of the key, and of the size: the bytes of payload and headers."""
-
-NONE: Set[int] = frozenset()
+SIZE = 10
+"""The index in a row of the size: the bytes of payload and headers."""
 
 SLOT_BITS = 23
 SLOT_SIZE = 2**SLOT_BITS
@@ -129,13 +127,11 @@ class ClaimQueries(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def read_unkeyed(
-        self, publisher: str, *, limit: int, max_bytes: int, after: Any, refused: Set[int] = NONE
-    ) -> list[Row]:
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: Any) -> list[Row]:
         """Read due messages without a key, those due longest first, and lock them where that is possible.
 
         A row ends with its place in that order, as `after` takes it; None is the beginning. At least one message is
-        read, however large it is. The messages with the ids in `refused` are left out.
+        read, however large it is.
         """
 
     @abc.abstractmethod
@@ -300,9 +296,7 @@ class Cursor:
 
     # For a claim.
 
-    def read_batch(
-        self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int, refused: Set[int] = NONE
-    ) -> list[Row]:
+    def read_batch(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
         """Read a batch of keyed and unkeyed messages. Claims alternate in which of them they read first.
 
         If the last listing met many heads that were not due, unkeyed messages go first for a while, and a batch that
@@ -311,7 +305,7 @@ class Cursor:
         keyed_first, self.keyed_first = self.keyed_first, not self.keyed_first
         keyed_first = keyed_first and self.may_list_heads
         rows: list[Row] = []
-        self.caught_up = not refused
+        self.caught_up = True
         for keyed in (keyed_first, not keyed_first):
             room, bytes_left = limit - len(rows), max_bytes - total_size(rows)
             # A batch that is nearly full is not worth another statement; the next claim begins with the other kind.
@@ -320,9 +314,9 @@ class Cursor:
                 break
             found: list[Row] = []
             if not keyed:
-                found = self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
+                found = self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left)
             elif not rows or self.may_list_heads:
-                found = self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left, refused=refused)
+                found = self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left)
             else:
                 self.caught_up = False
             rows += found
@@ -375,61 +369,42 @@ class Cursor:
         """Whether to list heads although there is other work; False for a while after many of them were not due."""
         return self.timeline is not None or self._heads.is_open
 
-    def _read_unkeyed(
-        self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int, refused: Set[int]
-    ) -> list[Row]:
+    def _read_unkeyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
         """Read due messages without a key, from the position on or as a sweep."""
         after = self.unkeyed.start()
-        rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=after, refused=refused)
+        rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=after)
         self.unkeyed.advance(len(rows), rows[-1][-1] if rows else None)
         return rows
 
-    def read_keyed(
-        self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int, refused: Set[int] = NONE
-    ) -> list[Row]:
-        """Read due messages that have a key, and own their partitions.
-
-        The messages with the ids in `refused` are left out, with the later ones of their keys. If there are no others,
-        the next partitions are read.
-        """
-        rows: list[Row] = []
-        for _ in range(len(refused) + 1):
-            timeline = self.timeline
-            if timeline is None:
-                partitions = self.own_partitions(store, publisher, limit=limit)
-            else:
-                self.caught_up = False
-                partitions = own_by_time(store, publisher, timeline, limit=limit)
-                if timeline.over:
-                    # Few keys wait, so their heads are listed again.
-                    self._complete, self._unfinished_round, self.timeline = timeline.complete, None, None
-            if not partitions:
-                break
-            max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
-            found = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
-            if not has_read_all(found, max_depth=max_depth, share=max_bytes // len(partitions)):
-                self.caught_up = False
-            rows = leave_out(sorted(found), refused)
-            self._note_read(timeline, partitions, found, rows, is_full=total_size(found) >= max_bytes)
-            if rows or not found or self.complete:
-                break
+    def read_keyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+        """Read due messages that have a key, and own their partitions."""
+        timeline = self.timeline
+        if timeline is None:
+            partitions = self.own_partitions(store, publisher, limit=limit)
+        else:
+            self.caught_up = False
+            partitions = own_by_time(store, publisher, timeline, limit=limit)
+            if timeline.over:
+                # Few keys wait, so their heads are listed again.
+                self._complete, self._unfinished_round, self.timeline = timeline.complete, None, None
+        if not partitions:
+            return []
+        max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
+        rows = sorted(store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes))
+        if not has_read_all(rows, max_depth=max_depth, share=max_bytes // len(partitions)):
+            self.caught_up = False
+        self._note_read(timeline, partitions, rows, is_full=total_size(rows) >= max_bytes)
         return rows
 
-    def _note_read(
-        self, timeline: Timeline | None, partitions: list[int], found: list[Row], rows: list[Row], *, is_full: bool
-    ) -> None:
-        """Decide where the next listing begins.
-
-        Args:
-            rows: the rows that were found, without the refused ones.
-        """
-        read, unread = {row[-1] for row in found}, []
+    def _note_read(self, timeline: Timeline | None, partitions: list[int], rows: list[Row], *, is_full: bool) -> None:
+        """Decide where the next listing begins."""
+        read, unread = {row[-1] for row in rows}, []
         if is_full:
             # The partitions that the batch had no room for.
             last = max(place for place, partition in enumerate(partitions) if partition in read)
             unread = partitions[last + 1 :]
         if timeline is not None:
-            timeline.note_read(partitions[: len(partitions) - len(unread)], {row[-1] for row in rows})
+            timeline.note_read(partitions[: len(partitions) - len(unread)], read)
             return
         if unread:
             self.after = unread[0] - 1
@@ -517,25 +492,6 @@ def own_by_time(store: ClaimQueries, publisher: str, timeline: Timeline, *, limi
     owned = store.own(publisher, due) if due else set()
     timeline.note_owned(due, owned)
     return [partition for partition in due if partition in owned]
-
-
-def leave_out(rows: list[Row], refused: Set[int]) -> list[Row]:
-    """Return rows in the order of their ids without those of refused messages and of later messages of their keys."""
-    if not refused:
-        return rows
-    keys = set()
-    left = []
-    for row in rows:
-        if row[0] in refused:
-            keys.add(row[KEY])
-        elif row[KEY] not in keys:
-            left.append(row)
-    return left
-
-
-def is_none_of(ids: Set[int]) -> str:
-    """Return the end of an SQL condition that leaves out some messages; empty if there are none."""
-    return f"AND id NOT IN ({','.join(map(str, sorted(ids)))})" if ids else ""
 
 
 def count_wanted(limit: int) -> int:

@@ -2,7 +2,7 @@
 
 import math
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from django.db import DatabaseError
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import (
-    NONE,
     NONE_SPARED,
     SLOT_BITS,
     SLOT_SIZE,
@@ -23,7 +22,6 @@ from django_outbox.stores.claiming import (
     Span,
     choose,
     first_within,
-    is_none_of,
     is_spared,
     lock_number,
 )
@@ -76,7 +74,7 @@ READ_AND_LOCK = f"{READ.rstrip()} AND available_at <= UTC_TIMESTAMP(6) FOR UPDAT
 # MariaDB has no LATERAL and does not choose a loose index scan, so this reads a stretch of the index, and the first row
 # of each partition in it.
 LIST_HEADS = f"""
-SELECT message.`partition`, message.available_at <= UTC_TIMESTAMP(6), size
+SELECT message.`partition`, message.available_at <= UTC_TIMESTAMP(6) {{other_keys}}, size
 FROM (
     SELECT MIN(id) AS first, COUNT(*) AS size
     FROM (
@@ -107,7 +105,7 @@ ORDER BY available_at, id LIMIT %s)
 FIND_DUE = f"""
 SELECT number FROM JSON_TABLE('[{{ids}}]', '$[*]' COLUMNS (number INT PATH '$')) wanted
 WHERE (
-    SELECT available_at <= UTC_TIMESTAMP(6) FROM {{table}} FORCE INDEX (outbox_partitions)
+    SELECT available_at <= UTC_TIMESTAMP(6) {{other_keys}} FROM {{table}} message FORCE INDEX (outbox_partitions)
     WHERE {UNDELIVERED} AND {IS_PUBLISHER} AND `partition` = number
     ORDER BY `partition`, id LIMIT 1
 )
@@ -336,16 +334,13 @@ class MySQLStore(LockingStore):
     def has_due(self, publisher: str) -> bool:
         return bool(self.fetch(HAS_DUE, [publisher, publisher])[0][0])
 
-    def read_unkeyed(
-        self, publisher: str, *, limit: int, max_bytes: int, after: str | None, refused: Set[int] = NONE
-    ) -> list[Row]:
-        statement = UNKEYED.replace("{others}", is_none_of(refused))
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
         sizes: list[tuple[int, int]] = []
         at, last = after or EARLIEST, 0
         # Half a batch is enough: the few messages left may lie among many that other relays have locked.
         while len(sizes) < max(limit // 2, 1):
             wanted = limit - len(sizes)
-            due = self.fetch(statement, [publisher, publisher, at, at, last, wanted])
+            due = self.fetch(UNKEYED, [publisher, publisher, at, at, last, wanted])
             if due:
                 locked = dict(self.fetch(_for_ids(LOCK, [id for id, _ in due])))
                 sizes += [(id, locked[id]) for id, _ in due if id in locked]

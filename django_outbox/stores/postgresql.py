@@ -18,21 +18,19 @@ from django_outbox.stores.claiming import (
     FEW,
     FEW_OF_KEY,
     LAST_PARTITION,
-    NONE,
     NONE_SPARED,
     SLOT_BITS,
     SLOT_SIZE,
     SPARED,
-    ClaimQueries,
     OwnedHeads,
     Row,
     Span,
-    is_none_of,
 )
 from django_outbox.stores.locks import key_lock_numbers
 from django_outbox.stores.prepared import execute, note_lost, prepare
 from django_outbox.stores.rows import (
     MAX_HISTORY_ERROR_LENGTH,
+    NONE,
     Backend,
     Claim,
     ClaimRequest,
@@ -103,7 +101,7 @@ WITH RECURSIVE probe AS (
     CROSS JOIN LATERAL (
         SELECT partition, coalesce({{due}}, false) AS due,
             CASE WHEN partition >> {SLOT_BITS} = probe.partition >> {SLOT_BITS} THEN probe.mine END AS known
-        FROM {{table}}
+        FROM {{table}} message
         WHERE publisher = %s AND blocks_key AND partition <= %s
             AND partition > CASE
                 WHEN probe.mine IS FALSE THEN probe.partition | {SLOT_SIZE - 1} ELSE probe.partition
@@ -170,7 +168,7 @@ ORDER BY publisher, blocks_key, available_at, id LIMIT %s
 FIND_DUE = """
 SELECT number FROM unnest(%s::integer[]) number
 WHERE (
-    SELECT {due} FROM {table}
+    SELECT {due} FROM {table} message
     WHERE publisher = %s AND blocks_key AND partition >= number AND partition <= number
     ORDER BY partition, id LIMIT 1
 )
@@ -244,7 +242,7 @@ FROM ({OWN_HEADS % (0, NONE_SPARED, "$1", LAST_PARTITION, "$1", FEW, FEW)}) head
     # By its own statement, because it has to see what was committed before the locks were taken.
     "outbox_read(text, bigint)": READ_PARTITIONS
     % ("current_setting('outbox.owned')", "$1", FEW_OF_KEY, f"$2 / {FEW}", "2 * $2", "$2"),
-    "outbox_unkeyed(text, bigint, timestamp)": UNKEYED.replace("{others}", "") % ("$1", "$3", FEW, "2 * $2", "$2"),
+    "outbox_unkeyed(text, bigint, timestamp)": UNKEYED % ("$1", "$3", FEW, "2 * $2", "$2"),
 }
 """The statements of a claim of few messages."""
 
@@ -353,8 +351,8 @@ class PostgreSQLStore(LockingStore):
     ends_idle_transactions = True
     streams = True
 
-    def __init__(self, connection: BaseDatabaseWrapper, passed: str = "") -> None:
-        super().__init__(connection)
+    def __init__(self, connection: BaseDatabaseWrapper, refused: Set[int] = NONE, passed: str = "") -> None:
+        super().__init__(connection, refused)
         self._passed = passed
 
     @contextmanager
@@ -430,8 +428,8 @@ class PostgreSQLStore(LockingStore):
                 raise
         return None
 
-    def claim_queries(self, passed: str) -> ClaimQueries:
-        return PostgreSQLStore(self.connection, passed)
+    def claim_queries(self, request: ClaimRequest) -> "PostgreSQLStore":
+        return PostgreSQLStore(self.connection, request.refused, request.passed)
 
     DELETED = "DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL"
     PROCESSED = """
@@ -514,13 +512,13 @@ class PostgreSQLStore(LockingStore):
         return False
 
     def name_tables(self, sql: str) -> str:
-        return super().name_tables(sql).replace("{due}", self._due)
+        return super().name_tables(sql.replace("{due}", self._due))
 
     @property
     def _due(self) -> str:
         """SQL condition of the messages with a key that are due."""
-        due = "available_at <= statement_timestamp()"
-        return f"({due} AND (xid IS NULL OR {visible(self._passed)}))" if self._passed else due
+        streamed = f"AND (xid IS NULL OR {visible(self._passed)})" if self._passed else ""
+        return f"(available_at <= statement_timestamp() {streamed} {{other_keys}})"
 
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.
@@ -540,17 +538,8 @@ class PostgreSQLStore(LockingStore):
     def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
         return self.execute(sql, [array(ids), *params])
 
-    def read_unkeyed(
-        self,
-        publisher: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        after: datetime.datetime | None,
-        refused: Set[int] = NONE,
-    ) -> list[Row]:
-        statement = UNKEYED.replace("{others}", is_none_of(refused))
-        return self.fetch(statement, [publisher, after or EARLIEST, limit, 2 * max_bytes, max_bytes])
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: datetime.datetime | None) -> list[Row]:
+        return self.fetch(UNKEYED, [publisher, after or EARLIEST, limit, 2 * max_bytes, max_bytes])
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
         rows = self.fetch(OWN_HEADS, [span.after, slots_met, publisher, span.until, publisher, wanted, max_steps])

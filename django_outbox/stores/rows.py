@@ -6,14 +6,14 @@ A row that cannot be read never stops the delivery of another one.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
-from django_outbox.stores.claiming import FEW_IN_ALL, NONE, SIZE, ClaimQueries, Cursor, Row
+from django_outbox.stores.claiming import FEW_IN_ALL, SIZE, ClaimQueries, Cursor, Row
 from django_outbox.utils.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
@@ -53,6 +53,8 @@ class NewRow(TypedDict):
     streamed: bool
 
 
+NONE: Set[int] = frozenset()
+
 Backend = tuple[int, Any]
 """A process of the database server. Its number is used again, so its start is added where it may be another one."""
 
@@ -70,7 +72,7 @@ class ClaimRequest:
             or not at all.
         passed: the snapshot up to which the publisher's stream is delivered; empty if it has none. A message with a
             key that was written later may have an earlier one in the stream, and is not due.
-        refused: the ids of messages to leave out, with the later ones of their keys.
+        refused: the ids of messages to leave out, with the others of their keys.
     """
 
     publisher: str
@@ -89,9 +91,7 @@ class ClaimRequest:
         return is_plain and self.limit >= FEW_IN_ALL and self.cursor.expects_few
 
     def read(self, queries: ClaimQueries) -> list[Row]:
-        return self.cursor.read_batch(
-            queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes, refused=self.refused
-        )
+        return self.cursor.read_batch(queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,17 @@ class Settlement:
         return len(self.processed) + len(self.failed) + len(self.retried)
 
     def only(self, ids: Set[int]) -> "Settlement":
-        """Return the new states of some messages, without the held ones."""
+        """Return the new states of some messages."""
         return Settlement(
             [id for id in self.processed if id in ids],
             [row for row in self.failed if row.id in ids],
             [row for row in self.retried if row.id in ids],
+            [row for row in self.held if row.id in ids],
         )
+
+    def without(self, ids: Iterable[int]) -> "Settlement":
+        """Return the new states of the other messages."""
+        return self.only({*self.ids, *(row.id for row in self.held)}.difference(ids))
 
     @property
     def ids(self) -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError, transacti
 from django_outbox.db.errors import shows_refused_row
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, SKIPPED, Store, report_lost
-from django_outbox.stores.claiming import NONE, SIZE, OwnedHeads, Queued, Row, Span, choose, is_none_of, lock_number
+from django_outbox.stores.claiming import SIZE, OwnedHeads, Queued, Row, Span, choose, lock_number
 from django_outbox.stores.clock import boot_time
 from django_outbox.stores.locks import FIRST_PARTITION
 from django_outbox.stores.rows import (
@@ -68,15 +68,15 @@ UNDELIVERED = "blocks_key AND blocks_key = 1"
 Django 5.2 has created it, and `blocks_key = 1` since Django 6.1 (https://sqlite.org/partialindex.html)."""
 
 # Leases that have run out were deleted before.
-FREE = "NOT EXISTS (SELECT 1 FROM {locks} WHERE number = %s + next.partition)"
+FREE = "NOT EXISTS (SELECT 1 FROM {locks} WHERE number = %s + message.partition) {other_keys}"
 
 LIST_HEADS = f"""
 WITH RECURSIVE probe(partition, due, found, step) AS (
     SELECT %s, 0, 0, 0
     UNION ALL
-    SELECT next.partition, next.available_at <= {NOW} AND {FREE},
-        found + coalesce(next.available_at <= {NOW} AND {FREE}, 0), step + 1
-    FROM probe JOIN {{table}} next ON next.id = (
+    SELECT message.partition, message.available_at <= {NOW} AND {FREE},
+        found + coalesce(message.available_at <= {NOW} AND {FREE}, 0), step + 1
+    FROM probe JOIN {{table}} message ON message.id = (
         SELECT id FROM {{table}}
         WHERE publisher = %s AND {UNDELIVERED} AND partition > probe.partition AND partition <= %s
         ORDER BY partition, id LIMIT 1
@@ -95,7 +95,7 @@ ORDER BY available_at, id LIMIT %s
 FIND_DUE = f"""
 SELECT value FROM json_each(%s)
 WHERE (
-    SELECT available_at <= {NOW} FROM {{table}}
+    SELECT available_at <= {NOW} {{other_keys}} FROM {{table}} message
     WHERE publisher = %s AND {UNDELIVERED} AND partition = value ORDER BY id LIMIT 1
 )
 """
@@ -291,11 +291,9 @@ class SQLiteStore(Store):
         expired = None if seconds is None else lambda: time.monotonic() > deadline
         self.connection.connection.set_progress_handler(expired, PROGRESS_STEPS)
 
-    def read_unkeyed(
-        self, publisher: str, *, limit: int, max_bytes: int, after: str | None, refused: Set[int] = NONE
-    ) -> list[Row]:
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
         # Always a sweep, because processed messages leave no entries in the index.
-        return self.fetch(UNKEYED.replace("{others}", is_none_of(refused)), [publisher, limit, max_bytes])
+        return self.fetch(UNKEYED, [publisher, limit, max_bytes])
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
         base = lock_number(publisher, 0)
@@ -414,7 +412,7 @@ class SQLiteStore(Store):
         publisher, max_seconds = request.publisher, request.max_seconds
         end = boot_time() + max_seconds
         with self.transaction(max_seconds, transactional=False):
-            rows = request.read(self)
+            rows = request.read(self.claim_queries(request))
             if not rows:
                 return Claim([])
             due = {row[0]: row[SIZE + 1] for row in rows}

@@ -11,7 +11,7 @@ which they are visible is kept as a page, and the position within the page is an
 
 import datetime
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from django_outbox.models.links import find_linked
 from django_outbox.stores.base import SKIPPED
 from django_outbox.stores.claiming import Row
 from django_outbox.stores.postgresql import BATCH, FIND_SEQUENCE, PostgreSQLStore, array, visible
-from django_outbox.stores.rows import Purged
+from django_outbox.stores.rows import NONE, Purged
 from django_outbox.utils.text import some_ids
 
 IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
@@ -150,6 +150,15 @@ WHERE ctid = %s::tid AND publisher = %s RETURNING ctid::text
 TO_TABLE = "UPDATE {table} SET available_at = statement_timestamp(), blocks_key = partition > 0, xid = NULL WHERE"
 
 MOVE_TO_TABLE = f"{TO_TABLE} id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
+
+# Those behind a refused message of their key wait until the position has passed it, as delayed ones do.
+MOVE_TO_WAIT = MOVE_TO_TABLE.replace(
+    "NULL",
+    """CASE WHEN partition IN (
+    SELECT partition FROM {table} WHERE id = ANY(%s::bigint[]) AND partition > 0
+) THEN xid END""",
+    1,
+)
 
 # After a restore, a message that was written since has a greater id, whatever the number of its transaction is.
 AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
@@ -393,20 +402,20 @@ class Stream:
         ((address,),) = self._store.fetch(MOVE, [*values, position.address, self._publisher])
         return replace(position, address=address, copied="")
 
-    def move_to_table(self, ids: Collection[int]) -> None:
+    def move_to_table(self, ids: Collection[int], refused: Set[int] = NONE) -> None:
         """Make streamed messages pending ones, which are due in the table.
+
+        Args:
+            refused: messages that cannot be moved. Others of their keys are due when the position has passed both.
 
         Raises:
             IntegrityError: a message is still streamed, and the position would pass it.
         """
-        if self._store.execute(MOVE_TO_TABLE, [array(ids)]) < len(ids):
+        parameters = [array(refused)] if refused else []
+        if self._store.execute(MOVE_TO_WAIT if refused else MOVE_TO_TABLE, [*parameters, array(ids)]) < len(ids):
             left = [id for (id,) in self._store.fetch(FIND_STREAMED, [array(ids)])]
             if left:
                 raise IntegrityError(f"{SKIPPED} {some_ids(left)}")
-
-    def find_refused(self, ids: Sequence[int]) -> dict[int, str]:
-        """Return why messages cannot be moved to the table, by their ids."""
-        return self._store.isolate_refused(ids, self.move_to_table)
 
     def move_one_to_table(self, position: StoredPosition, id: int) -> None:
         """Do the same for one message, unless it is not streamed or is behind the position."""

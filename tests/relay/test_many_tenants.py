@@ -242,10 +242,10 @@ def test_a_look_that_fails_for_many_schemas_is_logged_and_made_for_each(manage: 
 CRASHING = f"""{RELAY}
 released, run, release = [], Delivery.run, RateLimiter.release
 
-def crash(delivery, limit):
-    if run(delivery, limit).tally.processed:
+def crash(delivery, limit, **options):
+    if run(delivery, limit, **options).tally.processed:
         raise ERROR("no idea")
-    return run(delivery, limit)
+    return run(delivery, limit, **options)
 
 def note(limiter):
     released.append(limiter.reserved)

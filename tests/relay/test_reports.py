@@ -61,7 +61,7 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, s
         eventually(lambda: reports.filter(pk=NAME, processed=7, failed=6).exists())
         report = reports.get()
         assert (report.mode, report.workers, report.stopped_at) == ("run", 2, None)
-        closed = {"state": "closed", "reason": "", "since": None}
+        closed = {"state": "closed", "reason": "", "since": None, "refused": ""}
         assert report.publishers == {"default": closed, "audit": closed}
         eventually(lambda: sum(row[2] + row[3] for row in counted(using)) == 13)
         assert {row[:2] for row in counted(using)} == {("default", NAME), ("audit", NAME)}
@@ -202,7 +202,7 @@ def test_a_relay_that_may_not_report_delivers_and_logs_it_once(using: str, caplo
 
 @pytest.mark.parametrize("using", LOCKING)
 def test_a_worker_that_crashes_is_reported_with_its_reason(using: str, monkeypatch: pytest.MonkeyPatch):
-    def crash(*_: Any) -> None:
+    def crash(*_: Any, **__: Any) -> None:
         raise RuntimeError("no idea")
 
     monkeypatch.setattr(Delivery, "run", crash)
@@ -219,9 +219,9 @@ def test_crashes_of_several_workers_do_not_add_up(using: str, monkeypatch: pytes
     crashed: set[int] = set()
     run = Delivery.run
 
-    def crash_once(delivery: Delivery, wanted: int) -> DeliveryResult:
+    def crash_once(delivery: Delivery, wanted: int, **options: bool) -> DeliveryResult:
         if get_ident() in crashed:
-            return run(delivery, wanted)
+            return run(delivery, wanted, **options)
         crashed.add(get_ident())
         raise RuntimeError("no idea")
 

@@ -1,7 +1,7 @@
 """Keys are found by time while most of them wait: nothing deliverable is left, and what waits costs little."""
 
 import datetime
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.relay import Relay
 from django_outbox.stores import claiming, timeline
-from django_outbox.stores.claiming import NONE, SIZE, ClaimQueries, Cursor, OwnedHeads, Row, Span
+from django_outbox.stores.claiming import SIZE, ClaimQueries, Cursor, OwnedHeads, Row, Span
 from django_outbox.stores.timeline import OVERLAP, Fresh, Piece, Timeline
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
@@ -50,9 +50,7 @@ class Table(ClaimQueries):
         partitions = {number for number, _ in self.messages.values()}
         return {number for number in partitions if self.messages[self.head(number)][1] <= self.clock.now}
 
-    def read_unkeyed(
-        self, publisher: str, *, limit: int, max_bytes: int, after: Any, refused: Set[int] = NONE
-    ) -> list[Row]:
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: Any) -> list[Row]:
         return []
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:

@@ -1,26 +1,32 @@
 """Streamed rows that the database refuses to change, when they are to fail, wait or be retried: they stop no other."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.test import override_settings
 
-from django_outbox import OutboxMessage, enqueue
+from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later
 from django_outbox.models import Status
-from django_outbox.relay import Relay, state
+from django_outbox.relay import Relay
+from django_outbox.relay.delivery import Delivery
 from django_outbox.relay.sources import stream
+from django_outbox.relay.sources.stream_first import TABLE_INTERVAL
+from django_outbox.retry import Backoff
 from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES
 from tests.relay.test_refusals import SETTLED, triggering
 from tests.relay.test_unsettled import HANDLERS, reason, refusing, restricted
+from tests.streams.conftest import LOG
+from tests.streams.sources import new_source
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -72,11 +78,17 @@ def test_a_row_that_cannot_leave_its_stream_stops_no_other(
         for _ in range(3):
             require(put(4, PG, first=10))
         require(put(2, PG, key="k1", first=10))
-        assert pending() == [ids[2], *keyed[1::2]], "the others of that key wait"
-        assert max(Counter(scripted.published()).values()) <= 2 * workers
-        # The circuit breaker closes while others are delivered.
+        # Those that were published together with a rejected one have not waited for it.
+        later = [*([] if outcome.kind is OutcomeKind.REJECTED else keyed[3::2]), *put(2, PG, key="k0", first=10)]
+        require(put(2, PG, key="k2", first=10))
+        assert pending() == [ids[2], keyed[1], *later], "the others of that key wait"
+        published = Counter(scripted.published())
+        # A worker that began its claim a moment ago does not know of the refusal yet.
+        assert published.pop(ids[2]) + published.pop(keyed[1]) <= 2 * workers
+        assert set(published.values()) == {1}
         eventually(lambda: "frozen by accounting" in reason(PG))
-    assert caplog.text.count("not published for the next five minutes") <= 2
+    assert caplog.text.count("not published for a while") <= workers
+    assert "is unavailable" not in caplog.text
 
 
 def test_a_delayed_message_does_not_wait_for_a_refused_one_without_a_key(scripted: Script):
@@ -89,6 +101,90 @@ def test_a_delayed_message_does_not_wait_for_a_refused_one_without_a_key(scripte
             with transaction.atomic(using=PG):
                 delayed = enqueue("t", 10, key="k", delay=0.1, using=PG).id
             require([delayed])
+
+
+def test_a_delayed_message_does_not_wait_for_a_refused_one_with_another_key(scripted: Script):
+    scripted.answer = refuse_bad
+    bad = put(1, PG, key="bad", first=2)
+    with refusing(PG, f"OLD.payload = {BAD}"), relays_in_threads(using=PG, limits=QUICK) as start:
+        start()
+        require(put(2, PG, key="k", first=10))
+        with transaction.atomic(using=PG):
+            delayed = [enqueue("t", 10, key=key, delay=0.1, using=PG).id for key in ("k", "bad", "l")]
+        require([delayed[0], delayed[2]])
+        assert pending() == [*bad, delayed[1]]
+
+
+def deliver_all(delivery: Delivery) -> None:
+    """Deliver by so many claims that 20,000 messages are moved, and that the table is looked at several times."""
+    for _ in range(30):
+        delivery.run(2000)
+        time.sleep(TABLE_INTERVAL / 10)
+
+
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Count the statements on the database, and the bytes that they return."""
+    counts: Counter[str] = Counter()
+
+    def count(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        found = context["cursor"].cursor.pgresult
+        cells = ((row, column) for row in range(found.ntuples) for column in range(found.nfields))
+        counts["statements"] += 1
+        counts["bytes"] += sum(len(found.get_value(*cell) or b"") for cell in cells)
+        return result
+
+    with connections[PG].execute_wrapper(count):
+        yield counts
+
+
+def test_a_claim_costs_the_same_however_many_messages_wait_for_a_refused_one(scripted: Script):
+    scripted.answer = lambda message: retry_later("later") if message.payload == b"2" else ACCEPTED
+
+    def measure(relay: Relay) -> Counter[str]:
+        delivery = Delivery(relay.publishers[0], new_source(PG), relay._state)
+        deliver_all(delivery)
+        others = put(1, PG, first=10)
+        with counting() as counts:
+            deliver_all(delivery)
+        require(others)
+        return counts
+
+    put(1, PG, key="bad", first=2)
+    with refusing(PG, f"OLD.payload = {BAD}"), Relay(using=PG) as relay, Relay(using=PG) as next_relay:
+        few = measure(relay)
+        with transaction.atomic(using=PG):
+            enqueue_many([OutboxMessage(type="t", payload=1, key="bad") for _ in range(20_000)], using=PG)
+        many = measure(relay)
+        assert many["statements"] <= 2 * few["statements"]
+        assert many["bytes"] <= 2 * few["bytes"]
+        before = len(scripted.published())
+        again = measure(next_relay)
+        assert again["statements"] <= 2 * few["statements"]
+        assert again["bytes"] <= 2 * few["bytes"]
+        assert len(scripted.published()) == before + 2, "a relay that starts publishes the refused message alone"
+
+
+@pytest.mark.parametrize("source", ["snapshot", "log"])
+@pytest.mark.django_db(databases=[*ALIASES, LOG], transaction=True)
+def test_a_refused_row_is_not_passed_when_its_wait_is_over(source: str, log: Any, scripted: Script):
+    """A listing of the others does not count as the place up to which the log was read."""
+    scripted.answer = refuse_bad
+    messages = OutboxMessage.objects.using(LOG)
+    limits = replace(QUICK, refused_wait=Backoff(delay=0.5))
+    with streaming(SCRIPTED, source), relays_in_threads(using=LOG, limits=limits) as start:
+        relay = start()
+        put(1, LOG, first=10)
+        eventually(lambda: relay.tally.processed == 1)
+        with triggering("RAISE EXCEPTION 'frozen'", f"OLD.payload = {BAD}", using=LOG):
+            ids = put(4, LOG)
+            eventually(lambda: relay.tally.processed == 4)
+            for _ in range(8):
+                require(put(2, LOG, first=10), LOG)
+                time.sleep(0.2)
+            assert pending(LOG) == [ids[2]]
+        eventually(lambda: messages.failed().filter(id=ids[2]).exists())
 
 
 def test_a_message_of_a_paused_type_that_cannot_be_held_stops_no_other(scripted: Script):
@@ -165,22 +261,21 @@ def test_a_policy_and_a_trigger_that_skips_changes_lose_no_message(refusal: Any,
     assert max(Counter(scripted.published()).values()) <= 2
 
 
-def test_a_row_that_is_not_refused_any_more_is_delivered(monkeypatch: pytest.MonkeyPatch, scripted: Script):
-    monkeypatch.setattr(state, "REFUSED_WAIT", 0.3)
+def test_a_row_that_is_not_refused_any_more_is_delivered(scripted: Script):
     scripted.answer = refuse_bad
     ids = put(6, PG, key="k")
-    with relays_in_threads(using=PG, limits=QUICK) as start:
+    with relays_in_threads(using=PG, limits=replace(QUICK, refused_wait=Backoff(delay=0.3))) as start:
         with refusing(PG, f"OLD.payload = {BAD}"):
             start()
             require(ids[:2])
             require(put(4, PG, first=10))
-            assert pending() == ids[2:]
+            assert pending() == [ids[2]]
         scripted.answer = lambda message: ACCEPTED
         require(ids)
         # They were delivered together with the refused one before.
         delivered = [id for id in scripted.published() if id in ids]
-        assert delivered[-4:] == ids[2:]
-        assert max(Counter(delivered).values()) <= 2
+        assert {*delivered[:6]} == {*ids}
+        assert {*delivered[6:]} == {ids[2]}
     # The stream is as fast as before: its messages keep their rows.
     more = put(4, PG, first=20)
     with Relay(using=PG) as relay:

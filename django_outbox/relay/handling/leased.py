@@ -53,14 +53,14 @@ class LeasedDeliverer:
         """Deliver a message. Raises what `Phases.claim` raises."""
         source = self._phases.source
         refresh_other_connections(source.using)
-        passed_over, refused = 0, Tally()
+        passed_over, refused = 0, 0
         while passed_over < MAX_PASSED_OVER and not self._phases.is_stopping():
             row = lease = None
             claiming = self._savepoints.committing(source.claim(1, self._phases.refusals.ids))
             try:
                 with self._phases.claim(claiming) as batch:
                     if not batch.rows:
-                        break
+                        return batch.result._replace(refused=refused + batch.result.refused)
                     row = batch.rows[0]
                     if batch.messages:
                         lease = source.lease(batch.messages[0])
@@ -70,18 +70,19 @@ class LeasedDeliverer:
                 if row is None or not shows_refused_row(error) or self._savepoints.connection.in_atomic_block:
                     raise
                 self._phases.refuse({row.id: describe(error)})
-                refused += Tally(claimed=1, blocked=1)
+                passed_over, refused = passed_over + 1, refused + 1
                 continue
+            refused += batch.result.refused
             if not batch.messages:
-                return DeliveryResult(refused + batch.tally)
+                return batch.result._replace(refused=refused)
             if lease is None:
                 # Another relay works on the key of this message.
                 passed_over += 1
                 continue
             with _LeaseRenewer(lease, batch.messages[0], self._publisher.alias, source) as renewer:
                 result = self._handle(batch, renewer)
-            return result._replace(tally=refused + result.tally)
-        return DeliveryResult(refused)
+            return result._replace(refused=refused + result.refused)
+        return DeliveryResult(refused=refused)
 
     def _handle(self, batch: Batch, renewer: "_LeaseRenewer") -> DeliveryResult:
         """Let the publisher handle a message, and store its result.

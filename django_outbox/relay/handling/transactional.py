@@ -221,7 +221,7 @@ class TransactionalDeliverer:
                     batch.settle(self._savepoints.decide(message, result))
                 elif batch.rows:
                     batch.settle(Decisions.none(0))
-            if batch.rows or time.monotonic() >= deadline:
+            if batch.rows or batch.refused or time.monotonic() >= deadline:
                 return batch.result
             # The server may not have ended the lost session yet, which holds the message.
             time.sleep(LOCK_INTERVAL)

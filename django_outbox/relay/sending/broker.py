@@ -5,7 +5,7 @@ from typing import cast
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
-from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
+from django_outbox.relay.batch import Batch, DeliveryResult, Phases
 from django_outbox.relay.decisions import Decisions, decide
 from django_outbox.relay.sending.isolation import isolate
 
@@ -15,18 +15,12 @@ class BrokerDeliverer:
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
-        self._is_careful = False
 
     def deliver(self, limit: int) -> DeliveryResult:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
-        try:
-            with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
-                if batch.rows:
-                    self._is_careful = batch.settle(self._publish(batch), carefully=self._is_careful)
-        except Unsettled:
-            # One row of the next batch may be the cause.
-            self._is_careful = True
-            raise
+        with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
+            if batch.rows:
+                batch.settle(self._publish(batch), carefully=self._phases.is_careful)
         return batch.result
 
     def _publish(self, batch: Batch) -> Decisions:

@@ -8,27 +8,25 @@ finds nothing behind the position remembers that, and looks into the table.
 
 import math
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from functools import partial
 from typing import cast
 
-from django_outbox.db.errors import shows_refused_row
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import Message
-from django_outbox.models import OutboxMessage
 from django_outbox.relay.sources.log import Brought, LogFollower
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement
-from django_outbox.stores.claiming import NONE
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.rows import Backend, read_messages
+from django_outbox.stores.rows import NONE, Backend, read_messages
 from django_outbox.stores.stream import Listing, StoredPosition, Stream
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import name_process
+from django_outbox.utils.text import describe
 
 LISTED = 10_000
 """Maximum number of ids that one listing reads."""
@@ -60,10 +58,21 @@ class StreamedBatch:
     end: int
     waiting: Set[int]
 
-    @property
-    def ids(self) -> Set[int]:
-        """The ids of its messages."""
-        return frozenset(self.listing.ids[: bisect_right(self.listing.ids, self.end)])
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Where claims go on behind messages that the database refuses to change.
+
+    The stored position stays before these messages. All others up to here are in the table, where later messages of
+    their keys wait for the stored position.
+
+    Attributes:
+        left: the messages that are refused.
+    """
+
+    stored: StoredPosition
+    position: StoredPosition
+    left: Set[int]
 
 
 class StreamReader:
@@ -92,9 +101,7 @@ class StreamReader:
         self.has_nothing = self.goes_on = False
         self._table = table
         self._refused: Set[int] = NONE
-        self._batch: StreamedBatch | None = None  # of the open claim
-        self._suspects: Set[int] = NONE  # the messages of claims in which the database refused to change a row
-        self._left = 0  # number of messages that the database has refused to move, and of later ones of their keys
+        self._ahead: Ahead | None = None
         self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
@@ -111,14 +118,16 @@ class StreamReader:
         # The messages of a position of another server that have become pending, and those that were delivered there.
         self._recovered = (0, 0)
 
-    @contextmanager
-    def claim(self, limit: int, refused: Set[int] = NONE) -> Iterator[Claim]:
-        """Claim at most `limit` messages for as long as the context is open.
-
-        Those with the ids in `refused` stay in the stream, with the later ones of their keys.
-        """
+    def note_refused(self, refused: Set[int]) -> None:
+        """Leave these messages in the stream for now; go back to those that are to be published again."""
         self._refused = refused
-        if self._log is not None and self._log.has_nothing_new and not self._isolates:
+        if self._ahead is not None and not self._ahead.left <= refused:
+            self._forget()
+
+    @contextmanager
+    def claim(self, limit: int) -> Iterator[Claim]:
+        """Claim at most `limit` messages for as long as the context is open."""
+        if self._log is not None and self._log.has_nothing_new and not self._refused:
             self._table.begin_claim()
             self.goes_on = False
             yield Claim([])
@@ -130,12 +139,16 @@ class StreamReader:
         """Claim a message that was claimed before, from the table; if it is in the stream, it is moved there."""
         return self._table.open_claim(self._open_one(message))
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
-        """Move the position past the messages of a claim, and to the table those that are not delivered."""
+    def settle(self, claim: Claim, settlement: Settlement) -> dict[int, str]:
+        """Move the position past the messages of a claim, and to the table those that are not delivered.
+
+        Return why the others cannot be moved, by their ids: the position stays before the first one.
+        """
         with self._table.watch():
-            self._settle(self._stream, claim, settlement)
-        if self._log is not None and settlement.count + len(settlement.held) == len(claim.messages):
+            refused = self._settle(self._stream, claim, settlement)
+        if self._log is not None and not refused and settlement.count + len(settlement.held) == len(claim.messages):
             self._log.note_settled()
+        return refused
 
     def rewind(self) -> None:
         """Let the next claim look, because messages went back as they were."""
@@ -188,14 +201,11 @@ class StreamReader:
 
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
-        self._batch = None
         try:
             with ExitStack() as stack:
                 claim = self._claim_arrived(limit, stack)
                 yield self._claim_locked(limit, stack) if claim is None else claim
-        except BaseException as error:
-            if self._batch is not None and shows_refused_row(error):
-                self._suspects = self._suspects | self._batch.ids
+        except BaseException:
             self._forget()
             raise
 
@@ -205,7 +215,7 @@ class StreamReader:
         It is possible while nothing but this worker has moved the position. The position is locked, as in other claims.
         """
         log, table, position = self._log, self._table, self._position
-        if log is None or not position.address or self._isolates:
+        if log is None or not position.address or self._refused:
             return None
         if table.transactional or table.connection.in_atomic_block:
             return None
@@ -242,10 +252,13 @@ class StreamReader:
     def _open_one(self, message: Message) -> Iterator[Claim]:
         table, store = self._table, self._store
         with store.transaction(table.claim_timeout, transactional=True):
-            stream = self._stream
+            stream, error = self._stream, None
             if self._has_position and (position := stream.lock(self._position.address)):
-                stream.move_one_to_table(position, message.id)
-            yield Claim([*store.find_unchanged(table.publisher_alias, message)])
+                error = store.write_unless_refused(partial(stream.move_one_to_table, position, message.id))
+            if error is not None:
+                yield Claim([], refused={message.id: describe(error)})
+            else:
+                yield Claim([*store.find_unchanged(table.publisher_alias, message)])
 
     def _lock(self, stream: Stream) -> StoredPosition | None:
         """Lock the position; return None if another worker has it, or if there is no stream."""
@@ -303,7 +316,8 @@ class StreamReader:
         A server that recovers has lost what was not on its disk, and gives the numbers of such transactions, a relay's
         for example, to new ones. An old snapshot takes their messages for delivered.
         """
-        self._listing, self._position, self.passed = None, StoredPosition(), self.passed and NOTHING
+        self._listing, self._ahead, self._position = None, None, StoredPosition()
+        self.passed = self.passed and NOTHING
 
     def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
         """Move messages to the table in a test's transaction: no snapshot can contain its number."""
@@ -317,12 +331,13 @@ class StreamReader:
         self.has_nothing = self.goes_on = False
         if self._log is None:
             return self._list(stream, position, limit)
-        brought = None if self._isolates else self._log.read(stream, position, limit)
+        brought = None if self._refused else self._log.read(stream, position, limit)
         if brought is not None:
             return self._take(stream, position, brought)
         claim = self._list(stream, position, limit)
         has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
-        self._log.note_listing(self.passed, may_open=has_caught_up and self._is_checked)
+        if self._ahead is None:
+            self._log.note_listing(self.passed, may_open=has_caught_up and self._is_checked)
         return claim
 
     def _take(self, stream: Stream, position: StoredPosition, brought: Brought) -> Claim:
@@ -337,11 +352,10 @@ class StreamReader:
         listing = Listing(replace(position, page_start=ids[0]), brought.passed, ids, complete=True)
         self._listing = listing
         messages = [message for message in brought.messages if message.id not in brought.waiting]
-        self._batch = StreamedBatch(listing, ids[-1], brought.waiting)
-        claim = Claim([*messages], self._batch)
+        claim = Claim([*messages], StreamedBatch(listing, ids[-1], brought.waiting))
         if not messages:
-            self._settle(stream, claim, Settlement())
             self.goes_on = True
+            return Claim([], refused=self._settle(stream, claim, Settlement()))
         return claim
 
     def _list(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
@@ -349,106 +363,84 @@ class StreamReader:
         recovered = self._check_server(stream, position)
         if recovered is None:
             return Claim([])
-        position = recovered
+        stored = recovered
+        if self._ahead is not None and self._ahead.stored != stored:
+            self._ahead = None
         while True:
+            position = stored if self._ahead is None else self._ahead.position
             listing = self._listing
             if listing is None or listing.position != position or not listing.ids:
-                listing = stream.list_new(position, LISTED + self._left)
-            if self._isolates and (isolated := self._isolate(stream, listing, limit)):
-                return isolated
+                listing = stream.list_new(position, LISTED)
             if not listing.ids and not position.page:
                 self.has_nothing, self._listing, self.passed = True, None, listing.page
                 return Claim([])
             self.passed = position.passed
-            ids = listing.ids[:limit]
+            ids, end = self._leave_out_refused(stored, listing)[:limit], position.page_end
             rows = stream.read(ids, max_bytes=self._table.settings.batch_bytes) if ids else []
-            end = position.page_end
-            if ids:
+            if listing.ids:
                 # If some are missing, they did not fit, or were deleted in the meantime.
-                end = rows[-1][0] if rows else ids[-1]
-            waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
+                end = rows[-1][0] if rows else (ids or listing.ids)[-1]
+            moves_all = self._only_from_table or self._ahead is not None
+            waiting = {row[0] for row in rows if row[-1] or moves_all}
             messages = read_messages([row for row in rows if row[0] not in waiting])
-            self._listing, self._position = listing, position
-            self._batch = StreamedBatch(listing, end, waiting)
-            claim = Claim(messages, self._batch)
+            self._listing, self._position = listing, stored
+            claim = Claim(messages, StreamedBatch(listing, end, waiting))
             if messages or limit < 1:
                 return claim
-            self._settle(stream, claim, Settlement())
+            refused = self._settle(stream, claim, Settlement())
             if ids:
                 # As many as a hot key has may wait, too many for one transaction.
                 self.goes_on = True
-                return Claim([])
-            assert self._listing is not None
-            position = self._listing.position
+                return Claim([], refused=refused)
+            if self._ahead is None:
+                assert self._listing is not None
+                stored = self._listing.position
 
-    @property
-    def _isolates(self) -> bool:
-        """Whether there may be messages that the database refuses to change."""
-        return bool(self._suspects or self._refused)
+    def _leave_out_refused(self, stored: StoredPosition, listing: Listing) -> Sequence[int]:
+        """Return the listed messages but the refused ones. If there are some, go on ahead of the stored position."""
+        found = self._refused & {*listing.ids} if self._refused else NONE
+        if found:
+            left = found if self._ahead is None else self._ahead.left | found
+            self._ahead = Ahead(stored, listing.position, left)
+        return [id for id in listing.ids if id not in found] if found else listing.ids
 
-    def _isolate(self, stream: Stream, listing: Listing, limit: int) -> Claim | None:
-        """Move messages to the table, and leave those in the stream that the database refuses to move.
-
-        The position stays before them, so messages behind them cannot be passed, only moved. Return None if the listing
-        has no such message, and no suspect.
-        """
-        position, listed = listing.position, listing.ids
-        left = self._find_left(listed)
-        if not left and self._suspects.isdisjoint(listed):
-            self._suspects = NONE
-            return None
-        last = listing
-        if position.page and len(left) == len(listed):
-            # What was committed since the page began.
-            beyond = replace(position, passed=position.page, page="", page_start=0, page_end=0)
-            last = stream.list_new(beyond, LISTED + self._left)
-            listed = [*listed, *last.ids]
-            left = self._find_left(listed)
-        ids = [id for id in listed if id not in left][:limit]
-        reasons = stream.find_refused(ids)
-        if reasons:
-            self._refused = self._refused | reasons.keys()
-            left = self._find_left(listed)
-        moved = {*ids} - left.keys()
-        stream.move_to_table(moved)
-        if passed := [*takewhile(moved.__contains__, listing.ids)]:
-            self._position = stream.move(listing.after(passed[-1]).position)
-        self._listing, self._left = None, len(left)
-        # A later message in the table must not overtake one of its key that is left.
-        is_all = last.complete and len(left) + len(moved) == len(listed) and not any(left.values())
-        self.passed = last.page if is_all else position.passed
-        self.goes_on, self.has_nothing = bool(ids), not ids
-        return Claim([], refused=reasons)
-
-    def _find_left(self, listed: Sequence[int]) -> dict[int, str]:
-        """Return the messages that cannot be moved now, and the later ones of their keys: their keys by id."""
-        refused = self._refused & {*listed}
-        left: dict[int, str] = {}
-        keys = set[str]()
-        if refused:
-            rows = OutboxMessage.objects.using(self._table.using).filter(pk__in=listed).order_by("pk")
-            for id, key in rows.values_list("pk", "key"):
-                if id in refused or key in keys:
-                    left[id] = key
-                    keys |= {key} - {""}
-        return left
-
-    def _settle(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
+    def _settle(self, stream: Stream, claim: Claim, settlement: Settlement) -> dict[int, str]:
+        """Settle a claim, and return why messages were left: the database refuses to change them."""
         batch: StreamedBatch = claim.mark
-        changed = _Changed.of(claim, settlement)
-        if changed.to_table or changed.processed or batch.waiting:
-            stream.move_to_table([*batch.waiting, *changed.to_table, *changed.processed])
-            remaining = replace(settlement, processed=changed.processed)
-            self._store.settle(claim, remaining, delete_processed=self._table.deletes_processed)
+        refused: dict[int, str] = {}
+        while True:
+            changes = _Changes.of(claim, settlement.without(refused), {*refused})
+            left = {*refused} | (NONE if self._ahead is None else self._ahead.left)
+            write = partial(self._write, stream, claim, changes.settlement, left)
+            error = self._store.write_unless_refused(partial(write, changes.ids)) if changes.ids else None
+            if error is None:
+                break
+            found = self._store.isolate_refused(changes.ids, write)
+            # What was written for a processed message would be written again.
+            if not found or (self._table.transactional and not found.keys().isdisjoint(settlement.processed)):
+                raise error
+            refused |= found
         end, listing = batch.end, batch.listing
-        if changed.left is not None:
-            before = bisect_left(listing.ids, changed.left)
+        if self._ahead is not None:
+            self._listing = listing.after(end)
+            self._ahead = replace(self._ahead, position=self._listing.position, left=left)
+            return refused
+        if changes.first_left is not None:
+            before = bisect_left(listing.ids, changes.first_left)
             if not before:
-                return
+                return refused
             end = listing.ids[before - 1]
         listing = listing.after(end)
         position = stream.move(listing.position)
         self._listing, self._position = replace(listing, position=position), position
+        return refused
+
+    def _write(
+        self, stream: Stream, claim: Claim, settlement: Settlement, refused: Set[int], ids: Sequence[int]
+    ) -> None:
+        """Move messages to the table, and write their new states there."""
+        stream.move_to_table(ids, refused)
+        self._store.settle(claim, settlement.only({*ids}), delete_processed=self._table.deletes_processed)
 
     def _check_server(self, stream: Stream, position: StoredPosition) -> StoredPosition | None:
         """Return the position, as it is on this server; None while messages of another one are being settled.
@@ -499,35 +491,38 @@ class StreamReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Changed:
-    """The messages of a claim that are not simply passed by the position.
+class _Changes:
+    """What a settlement changes apart from the position.
 
     Attributes:
-        to_table: messages that are retried, failed or held, and the messages that wait for them.
-        left: the first one that stays in the stream, because it was not published or its result is unknown.
-        processed: those behind it that were delivered.
+        first_left: the first message that stays in the stream, because it was not published, its result is unknown, or
+            it is refused; None if the position passes all.
+        ids: the messages that are moved to the table: those that wait, are retried, failed or held, messages that wait
+            for these, and the processed ones behind the first that is left.
+        settlement: the new states that are written there.
     """
 
-    to_table: list[int]
-    left: int | None
-    processed: list[int]
+    first_left: int | None
+    ids: list[int]
+    settlement: Settlement
 
     @classmethod
-    def of(cls, claim: Claim, settlement: Settlement) -> "_Changed":
+    def of(cls, claim: Claim, settlement: Settlement, refused: Set[int]) -> "_Changes":
         failed = {row.id: row.blocks_key for row in settlement.failed}
         put_off = {row.id for rows in (settlement.retried, settlement.held) for row in rows}
         processed = {*settlement.processed}
-        to_table: list[int] = []
+        ids = [*claim.mark.waiting - refused]
+        left = [*refused]
         blocked_keys = set[str]()
-        left: int | None = None
         for row in claim.messages:
-            if row.id in put_off or row.id in failed:
-                to_table.append(row.id)
+            if row.id in refused:
+                blocked_keys.add(row.key)
+            elif row.id in put_off or row.id in failed:
+                ids.append(row.id)
                 if row.id in put_off or failed[row.id]:
                     blocked_keys.add(row.key)
             elif row.id not in processed:
-                if row.key and row.key in blocked_keys:
-                    to_table.append(row.id)
-                elif left is None:
-                    left = row.id
-        return cls(to_table, left, [] if left is None else [id for id in settlement.processed if id > left])
+                (ids if row.key and row.key in blocked_keys else left).append(row.id)
+        first_left = min(left, default=None)
+        behind = [id for id in settlement.processed if first_left is not None and id > first_left]
+        return cls(first_left, [*ids, *behind], replace(settlement, processed=behind))

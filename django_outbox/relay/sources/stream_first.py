@@ -9,7 +9,7 @@ from django_outbox.messages import Message
 from django_outbox.relay.sources.stream import StreamedBatch, StreamReader
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Lease, Settlement
-from django_outbox.stores.claiming import NONE
+from django_outbox.stores.rows import NONE
 
 TABLE_INTERVAL = 0.1
 """Seconds between two looks at the table of a publisher that has a stream, if the last one found nothing."""
@@ -35,7 +35,8 @@ class StreamFirst:
         One of them is left out until it is time to look there again.
         """
         self.stream.note_connection()
-        from_stream = partial(self.stream.claim, refused=refused)
+        self.stream.note_refused(refused)
+        from_stream = self.stream.claim
         from_table = partial(self._claim_from_table, refused=refused)
         now = time.monotonic()
         claims: list[Callable[[int], AbstractContextManager[Claim]]] = [from_stream, from_table]
@@ -56,9 +57,9 @@ class StreamFirst:
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         return self.stream.claim_one(message)
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
+    def settle(self, claim: Claim, settlement: Settlement) -> dict[int, str]:
         settle = self.stream.settle if isinstance(claim.mark, StreamedBatch) else self.table.settle
-        settle(claim, settlement)
+        return settle(claim, settlement)
 
     def rewind(self) -> None:
         self.table.rewind()

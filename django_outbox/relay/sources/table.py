@@ -12,8 +12,9 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import Claim, ClaimRequest, Lease, Settlement, Store, get_store
-from django_outbox.stores.claiming import NONE, Cursor
+from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.clock import boot_time
+from django_outbox.stores.rows import NONE
 
 
 class TableSource:
@@ -84,9 +85,11 @@ class TableSource:
         """Whether the last claim may end before something that is published now can be settled."""
         return boot_time() > self._late_at
 
-    def settle(self, claim: Claim, settlement: Settlement) -> None:
+    def settle(self, claim: Claim, settlement: Settlement) -> dict[int, str]:
+        """Write the new states of messages. Return why the others cannot be changed, by their ids."""
         with self.watch():
             self.store.settle(claim, settlement, delete_processed=self.deletes_processed)
+        return {}
 
     def keep_processed(self) -> bool:
         """Leave processed messages to the purge from now on; return whether they were deleted until now."""
