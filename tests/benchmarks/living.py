@@ -1,7 +1,7 @@
 """At the rates of real projects: the time from commit to confirm, and the processor time of each message.
 
-A relay is measured polled and woken, next to a loop of SELECT ... SKIP LOCKED, publish and UPDATE every 0.5 s. The
-figures of an idle relay are those of a second instead of a message.
+A relay is measured polled and woken, next to a loop of SELECT ... SKIP LOCKED, publish and UPDATE every 0.5 s, and with
+`--rival` next to walbox. The figures of an idle relay are those of a second instead of a message.
 
 With `--waiting`, that many keys wait, as many messages are behind a key's message that waits, and each commit has a key
 of its own: nothing of that should cost anything. A relay begins to measure when it has swept over them once.
@@ -25,6 +25,7 @@ from tests.benchmarks.options import add_numbers
 from tests.benchmarks.relay_process import RelayProcess, loop_process, relay_process, wait_for
 from tests.benchmarks.report import Report, measure_all
 from tests.benchmarks.tables import empty, insert_rows, refresh
+from tests.benchmarks.walbox import WalboxProcess, walbox_process
 from tests.benchmarks.workspace import ACCEPTING, outbox_settings, require_log
 
 PERCENTILES = (50, 95, 99, 100)
@@ -70,10 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keys", metavar="N", nargs="+", type=int, default=keys, help="Number of keys; 0 for none.")
     parser.add_argument("--waiting", metavar="N", type=int, default=0, help="Keys that wait (default: 0).")
+    parser.add_argument("--rival", metavar="PYTHON", help="The interpreter of an environment with walbox and pika.")
 
 
 def run(options: argparse.Namespace) -> Report:
-    require_log(options.source)
+    require_log([*options.source, *(["log"] if options.rival else [])])
     if options.waiting:
         empty()
         insert_rows(options.waiting, available="86400 + number % 600", keys=options.waiting)
@@ -128,12 +130,18 @@ def _make_cases(options: argparse.Namespace) -> list[Case]:
     works = [*product(options.broker, options.source, ways)]
     if connection.vendor != "sqlite":
         works += [(name, "table", "loop") for name in options.broker if name != HANDLERS]
+    if options.rival and "rabbitmq" in options.broker:
+        works.append(("rabbitmq", "log", "walbox"))
     cases = [Case(*work, *each) for work in works for each in product(options.keys, options.rates)]
     # Keys do not matter to an idle relay, and the loop does not find messages with keys, whose order it could not keep.
     return [each for each in cases if not each.keys or (each.commits and each.relay != "loop")]
 
 
-def _start(case: Case, broker: Broker | None, options: argparse.Namespace) -> AbstractContextManager[RelayProcess]:
+def _start(
+    case: Case, broker: Broker | None, options: argparse.Namespace
+) -> AbstractContextManager[RelayProcess | WalboxProcess]:
+    if case.relay == "walbox" and broker:
+        return walbox_process(options.rival, broker)
     entry = broker.publisher() if broker else {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
     publisher = {**entry, "SOURCE": case.source}
     if case.relay == "loop":

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from django.db.backends.signals import connection_created
 
@@ -42,6 +42,13 @@ class RelayReport:
 
     confirmed: Mapping[str, float]
     peak_megabytes: float
+
+
+class Delivering(Protocol):
+    """A process that delivers, with the number of its messages so far."""
+
+    @property
+    def delivered(self) -> int: ...
 
 
 class RelayProcess:
@@ -103,7 +110,7 @@ def loop_process(publisher: Mapping[str, Any]) -> Iterator[RelayProcess]:
         yield RelayProcess(child.pid, pipe, counts)
 
 
-def wait_for(relays: Sequence[RelayProcess], messages: int) -> None:
+def wait_for(relays: Sequence[Delivering], messages: int) -> None:
     """Wait until the relays have settled this many messages together."""
     settled, deadline = 0, time.monotonic() + LONGEST_SILENCE
     while (found := sum(relay.delivered for relay in relays)) < messages:
