@@ -97,6 +97,7 @@ def fresh_figures() -> None:
     """Forget the figures of the previous test, which `status` would return for two seconds."""
     # The package has a function of the module's name.
     import_module("django_outbox.monitoring.status")._cache.clear()
+    import_module("django_outbox.monitoring.queues")._tallies.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from django_outbox.db.fields import partition_of
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
-from django_outbox.monitoring.queues import MAX_FAILURES
 from django_outbox.stores import get_store
 
 LIMIT = 10_000
@@ -144,8 +143,7 @@ def count_states(messages: OutboxMessageQuerySet) -> dict[str, Count | None]:
     failed = count_up_to(messages.failed().order_by("failed_at"), limit)
     processed = count_up_to(messages.processed().order_by("processed_at"), limit)
     counts: dict[str, Count | None] = {
-        # As the overview and the command show them.
-        Status.FAILED.value: failed.up_to(MAX_FAILURES),
+        Status.FAILED.value: failed,
         Status.PENDING.value: _count_pending(messages, failed, limit),
         Status.PROCESSED.value: processed,
     }

@@ -5,11 +5,12 @@ bounded and reads an index.
 """
 
 import datetime
+import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Count as CountRows
@@ -217,7 +218,10 @@ def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict
 
 
 MAX_FAILURES = 10_000
-"""Maximum number of failed messages that are read, the newest first."""
+"""Maximum number of failed messages that are read and grouped by their error, the newest first."""
+
+TALLY_SECONDS = 60.0
+"""Age up to which a tally is used: 100,000 messages take PostgreSQL 0.5 s and MariaDB 1.4 s on a busy machine."""
 
 MAX_WAITING = 1000
 """Maximum number of messages that are counted behind a failed one."""
@@ -251,8 +255,8 @@ class Failures:
 
     groups: tuple[FailureGroup, ...]
     complete: bool
-    failed: Counter[str]
-    blocking: Counter[str]
+    failed: Mapping[str, Count]
+    blocking: Mapping[str, Count]
     blocking_ids: Mapping[tuple[str, int], int]
 
 
@@ -263,29 +267,83 @@ def list_failures(using: str, limit: int) -> tuple[list[Failure], bool]:
     return found[:limit], len(found) > limit
 
 
+Tally = dict[tuple[str, str, str], tuple[Count, Count]]
+"""How many messages failed, and how many of them block their key, by publisher, error class and type."""
+
+_tallies: dict[tuple[str, ...], tuple[float, Tally]] = {}
+
+
+def database_key(using: str) -> tuple[str, ...]:
+    """Return what names a database: a test's has the alias of the project's, and each tenant may have its schema."""
+    connection = connections[using]
+    return using, str(connection.settings_dict["NAME"]), getattr(connection, "schema_name", "")
+
+
+def _tally(found: Iterable[tuple[str, str, str, bool, int]], *, more: bool) -> Tally:
+    """Add up counts of publishers, error classes and types, with those that block their key apart."""
+    failed: Counter[tuple[str, str, str]] = Counter()
+    blocking: Counter[tuple[str, str, str]] = Counter()
+    for publisher, error_class, type, blocks_key, number in found:
+        failed[publisher, error_class, type] += number
+        blocking[publisher, error_class, type] += number * bool(blocks_key)
+    return {cause: (Count(number, more), Count(blocking[cause], more)) for cause, number in failed.items()}
+
+
+def _count_failures(using: str) -> Tally:
+    """Count the newest failed messages, at most `MAX_COUNT`; the result is kept for `TALLY_SECONDS`."""
+    key = database_key(using)
+    read_at, known = _tallies.get(key, (0.0, None))
+    if known is None or time.monotonic() - read_at > TALLY_SECONDS:
+        newest = OutboxMessage.objects.using(using).failed().order_by("-failed_at", "-id")
+        columns: Any = newest.values("publisher", "error_class", "type", "blocks_key")[:MAX_COUNT]
+        sql, params = columns.query.get_compiler(using).as_sql()
+        with connections[using].cursor() as cursor:
+            cursor.execute(
+                "SELECT publisher, error_class, type, blocks_key, COUNT(*) "  # noqa: S608 - Django's own statement
+                f"FROM ({sql}) newest GROUP BY publisher, error_class, type, blocks_key",
+                params,
+            )
+            rows = cursor.fetchall()
+        known = _tally(rows, more=sum(row[-1] for row in rows) == MAX_COUNT)
+        _tallies[key] = (time.monotonic(), known)
+    return known
+
+
 def read_failures(using: str) -> Failures:
-    """Read and group the newest failed messages of a database."""
+    """Read and group the newest failed messages of a database, and count up to `MAX_COUNT`."""
     found, more = list_failures(using, MAX_FAILURES)
-    failed = Counter(each.publisher for each in found)
-    blocking = Counter(each.publisher for each in found if each.blocks_key)
+    tally = _count_failures(using) if more else _tally([(*each[:3], each.blocks_key, 1) for each in found], more=False)
+    none = Count(more=any(number.more for number, _ in tally.values()))
+    failed: defaultdict[str, Count] = defaultdict(lambda: none)
+    blocking: defaultdict[str, Count] = defaultdict(lambda: none)
+    for (publisher, *_), (number, of_them) in tally.items():
+        failed[publisher] += number
+        blocking[publisher] += of_them
     blocking_ids: dict[tuple[str, int], int] = {}
     for each in found:
         if each.blocks_key:
             blocking_ids.setdefault((each.publisher, each.partition), each.id)
-    groups = [
-        FailureGroup(
-            publisher=publisher,
-            error_class=error_class,
-            type=type,
-            fingerprint=name,
-            example=first_line(members[0].error),
-            count=Count(len(members), more),
-            blocking=Count(sum(each.blocks_key for each in members), more),
-            first=members[-1].failed_at,
-            last=members[0].failed_at,
+    by_cause = _group_by_cause(found)
+    errors = Counter((publisher, error_class, type) for publisher, error_class, type, _ in by_cause)
+    groups = []
+    for (publisher, error_class, type, name), members in by_cause.items():
+        counted = Count(len(members), more), Count(sum(each.blocks_key for each in members), more)
+        # Errors are not compared in the database: several of one class and type are counted among the newest only.
+        if more and errors[publisher, error_class, type] == 1:
+            counted = tally.get((publisher, error_class, type), counted)
+        groups.append(
+            FailureGroup(
+                publisher=publisher,
+                error_class=error_class,
+                type=type,
+                fingerprint=name,
+                example=first_line(members[0].error),
+                count=counted[0],
+                blocking=counted[1],
+                first=members[-1].failed_at,
+                last=members[0].failed_at,
+            )
         )
-        for (publisher, error_class, type, name), members in _group_by_cause(found).items()
-    ]
     groups.sort(
         key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type, group.fingerprint)
     )

@@ -32,6 +32,7 @@ from django_outbox.monitoring.figures import (
 )
 from django_outbox.monitoring.queues import (
     MAX_BLOCKED,
+    database_key,
     find_blocked_keys,
     find_streams,
     read_failures,
@@ -86,7 +87,8 @@ _locks: dict[tuple[Any, ...], threading.Lock] = {}
 def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) -> Status:
     """Return the figures of an outbox.
 
-    Every query is bounded: counts end at 100,000 pending and 10,000 failed messages. Nothing is locked.
+    Every query is bounded: counts end at 100,000 messages. If more than 10,000 failed, they are counted
+    once a minute. Nothing is locked.
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.
@@ -96,8 +98,7 @@ def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) ->
         DatabaseError: the database is unavailable, or the outbox's tables are missing.
     """
     using = using or router.db_for_write(OutboxMessage)
-    # A test's database has the same alias as the one of the project, and each tenant may have its own schema.
-    key = (using, connections[using].settings_dict["NAME"], getattr(connections[using], "schema_name", ""))
+    key = database_key(using)
     # One for each database: one that hangs does not hold up the figures of others. `setdefault` is atomic.
     with _locks.setdefault(key, threading.Lock()):
         read_at, known = _cache.get(key, (0.0, None))
@@ -139,8 +140,8 @@ def read_status(using: str) -> Status:
         figures = replace(
             read_queue(using, alias, now, heads, streamed),
             configured=alias in configured,
-            failed=Count(failures.failed[alias], more=not failures.complete),
-            blocking=Count(failures.blocking[alias], more=not failures.complete),
+            failed=failures.failed[alias],
+            blocking=failures.blocking[alias],
             processed_per_minute=recent.processed[alias],
             failed_per_minute=recent.failed[alias],
             delivered_at=recent.delivered_at.get(alias) or _last_delivery(counts, alias),

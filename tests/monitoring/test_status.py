@@ -149,6 +149,28 @@ def test_failed_messages_are_grouped_by_cause(using: str):
     assert result.failures_are_complete
 
 
+def test_the_count_of_a_cause_does_not_depend_on_how_many_failed_lately(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queues, "MAX_FAILURES", 3)
+    ids = [*put(6, using, keys=6), *put(3, using)]
+    fail(using, ids[:6], "rabbitmq.nack", minutes_ago=5)
+    fail(using, ids[6:7], "rabbitmq.nack", minutes_ago=1)
+    fail(using, ids[7:], "rabbitmq.unroutable", minutes_ago=1)
+
+    def counts() -> list[tuple[str, str, str]]:
+        groups = read_status(using).failures
+        return [(group.error_class, str(group.count), str(group.blocking)) for group in groups]
+
+    exact = [("rabbitmq.nack", "7", "6"), ("rabbitmq.unroutable", "2", "0")]
+    assert counts() == exact
+    assert figures(using).failed == Count(9)
+    fail(using, put(1, using), "rabbitmq.nack")
+    assert counts() == exact, "counted once a minute"
+    queues._tallies.clear()
+    monkeypatch.setattr(queues, "MAX_COUNT", 5)
+    fail(using, put(1, using), "rabbitmq.unroutable")
+    assert counts() == [("rabbitmq.unroutable", "3+", "0+"), ("rabbitmq.nack", "2+", "0+")]
+
+
 def test_failed_messages_of_different_errors_are_different_groups_with_an_example(using: str):
     ids = put(5, using)
     fail(using, ids, "rabbitmq.unroutable")
