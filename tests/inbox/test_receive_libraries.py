@@ -1,4 +1,4 @@
-"""The examples of the guide about `receive`, each with its real library: FastStream, and Lambda's runtime."""
+"""The examples of the guide about `receive`, each with its real library: FastStream, kombu, and Lambda's runtime."""
 
 import asyncio
 import json
@@ -16,12 +16,14 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import OperationalError, connections
 from django.test import override_settings
+from kombu import Connection
 
 from django_outbox.brokers import Incoming
 from django_outbox.brokers.aws import SQSPublisher
 from django_outbox.inbox import Received
 from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage
+from django_outbox.utils.threads import Threads, own_connection
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY, payloads, stored
 from tests.inbox.sources.rabbitmq import RabbitMQSource
@@ -143,6 +145,50 @@ def test_faststream_moves_rejected_messages_to_the_dead_letters(source):
     source.send({"id": 8})
     run_faststream(source, 1)
     (dead,) = eventually(source.take_dead, "the message is a dead letter")
+    assert len(dead.body) == len(too_large)
+
+
+@contextmanager
+def running_kombu(source: RabbitMQSource) -> Iterator[None]:
+    example = run_example("shop/management/commands/read_billing.py", source)
+    threads = Threads()
+    with Connection(settings.AMQP_URL) as connection:
+        billing = example["Billing"](connection)
+
+        def run() -> None:
+            with own_connection("default"):
+                billing.run()
+
+        threads.start(run, name="kombu")
+        try:
+            yield
+        finally:
+            billing.should_stop = True
+            assert threads.wait(30), "kombu did not stop"
+    assert not threads.errors
+
+
+def test_kombu_stores_what_it_reads(source):
+    ids = send_to(source)
+    with running_kombu(source):
+        eventually(lambda: len(stored("default")) == 3, "the messages are stored")
+        eventually(lambda: source.unsettled() == 0, "they are acknowledged")
+    check_stored(source, ids)
+
+
+@pytest.mark.usefixtures("outage")
+def test_kombu_loses_no_message_in_an_outage(limited):
+    limited.send(*range(5))
+    with running_kombu(limited):
+        eventually(lambda: payloads("default") == [*range(5)], "the messages are stored")
+    assert limited.unsettled() == 0
+
+
+def test_kombu_moves_rejected_messages_to_the_dead_letters(source):
+    too_large = b"1" * 2 * 1024 * 1024
+    source.send(raw=too_large)
+    with running_kombu(source):
+        (dead,) = eventually(source.take_dead, "the message is a dead letter")
     assert len(dead.body) == len(too_large)
 
 
