@@ -389,7 +389,11 @@ class Stream:
         return self._store.fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
 
     def move(self, position: StoredPosition) -> StoredPosition:
-        """Store a position, which this transaction has locked, and return it with its new address."""
+        """Store a position, which this transaction has locked, and return it with its new address.
+
+        Raises:
+            IntegrityError: it is unchanged.
+        """
         values = [
             position.server,
             position.passed,
@@ -399,8 +403,10 @@ class Stream:
             position.last_id,
             self._relay,
         ]
-        ((address,),) = self._store.fetch(MOVE, [*values, position.address, self._publisher])
-        return replace(position, address=address, copied="")
+        moved = self._store.fetch(MOVE, [*values, position.address, self._publisher])
+        if not moved:
+            raise IntegrityError("a trigger or a policy skips changes of the position of a stream without an error")
+        return replace(position, address=moved[0][0], copied="")
 
     def move_to_table(self, ids: Collection[int], refused: Set[int] = NONE) -> None:
         """Make streamed messages pending ones, which are due in the table.

@@ -122,9 +122,9 @@ def test_old_rows_that_violate_a_new_constraint_stop_no_other():
 
 
 @contextmanager
-def triggering(body: str, condition: str, *, using: str = "postgresql") -> Iterator[None]:
-    """A trigger of PostgreSQL with this body."""
-    name = table(using)
+def triggering(body: str, condition: str, *, using: str = "postgresql", name: str = "") -> Iterator[None]:
+    """A trigger of PostgreSQL with this body, on the table of messages or another one."""
+    name = name or table(using)
     run_sql(
         using,
         f"CREATE FUNCTION outbox_refuse() RETURNS trigger AS $$ BEGIN {body}; END $$ LANGUAGE plpgsql",

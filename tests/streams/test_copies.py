@@ -1,10 +1,13 @@
 """A position and messages that were copied from another server, whatever the numbers of its transactions were."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 from django.test import override_settings
+from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 PG = "postgresql"
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
 SEQUENCE = "django_outbox_outboxmessage_id_seq"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "streams.md"
 
 
 def run(sql: str) -> Any:
@@ -100,3 +104,33 @@ def test_nothing_is_lost_and_nothing_is_sent_again(
     with Relay(using=PG, max_messages=50) as relay:
         relay.drain()
     assert sorted(scripted.published()) == sorted(undelivered)
+
+
+@override_settings(OUTBOX=OUTBOX)
+def test_the_code_of_the_guide_delivers_messages_that_were_enqueued_before_the_position_arrived(scripted: Script):
+    free = run(f"SELECT nextval('{SEQUENCE}')")
+    run(f"SELECT setval('{SEQUENCE}', {free + 100})")
+    copied = put(3, PG)
+    ahead = run("SELECT pg_current_xact_id()::text::bigint") + 1000
+    run(f"UPDATE django_outbox_outboxmessage SET xid = '{ahead - 1}', occurred_at = now() - interval '1 day'")
+    began = timezone.now()
+    run(f"SELECT setval('{SEQUENCE}', {free})")
+    put(2, PG)
+    StreamPosition.objects.using(PG).create(
+        publisher="default", server="elsewhere", passed=f"{ahead}:{ahead}:", last_id=copied[-1]
+    )
+    run("UPDATE django_outbox_streamposition SET xid = '2'")
+    run(f"SELECT setval('{SEQUENCE}', {copied[-1]})")
+    with Relay(using=PG) as relay:
+        relay.drain()
+        assert not scripted.published()
+        relay.drain()
+        blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+        (code,) = (block for block in blocks if "deliver_again" in block)
+        code = code.replace("OutboxMessage.objects", f"OutboxMessage.objects.using({PG!r})")
+        code = re.sub(
+            r"^began = .*", f"began = datetime.fromisoformat({began.isoformat()!r})", code, flags=re.MULTILINE
+        )
+        exec(compile(code, str(GUIDE), "exec"), {})
+        relay.drain()
+    assert scripted.published() == [free + 1, free + 2]

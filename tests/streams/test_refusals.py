@@ -15,7 +15,7 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later
-from django_outbox.models import Status
+from django_outbox.models import Status, StreamPosition
 from django_outbox.relay import Relay
 from django_outbox.relay.delivery import Delivery
 from django_outbox.relay.sources import stream
@@ -302,3 +302,17 @@ def test_a_handled_row_that_cannot_leave_its_stream_stops_no_other(transactional
             require(put(4, PG, first=10))
             assert pending() == [ids[2]]
     assert max(calls.values()) <= 4
+
+
+@pytest.mark.parametrize("body", ["RETURN NULL", "RAISE EXCEPTION 'frozen'"], ids=["skipped", "raised"])
+def test_a_position_that_cannot_move_is_an_outage_and_no_endless_repetition(body: str, scripted: Script):
+    an_hour = replace(QUICK, unsettled_wait=Backoff(delay=3600.0, max_delay=3600.0))
+    put(1, PG)
+    with relays_in_threads(using=PG, limits=an_hour) as start:
+        relay = start()
+        eventually(lambda: relay.tally.processed == 1)
+        with triggering(body, "true", using=PG, name=StreamPosition._meta.db_table):
+            ids = put(1, PG)
+            outage = eventually(lambda: relay._state.breakers.find_outage("default"))
+            assert "could not be settled, 2 times in a row" in outage.reason
+    assert Counter(scripted.published())[ids[0]] == 2
