@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -246,9 +246,19 @@ class Batch:
         else:
             self._sort(paused)
 
-    def leave_late(self) -> Decisions:
-        """Publish nothing, because the claim may end before the batch is settled."""
-        alias, count = self._phases.publisher.alias, len(self.messages)
+    def follow(self, limit: int) -> Sequence[Message]:
+        """Add the messages that arrive within a moment to a batch that was accepted, up to `limit`, and return them."""
+        published, phases = len(self.messages), self._phases
+        if published < len(self.rows) or phases.paused_types():
+            return []
+        with self._recorder.waiting(published):
+            self._claim = phases.source.follow(self._claim, limit)
+        self.rows = self.messages = cast(list[Message], self._claim.messages)
+        return self.messages[published:]
+
+    def leave_late(self, count: int) -> Decisions:
+        """Publish no more, and leave that many messages, because the claim may end before the batch is settled."""
+        alias = self._phases.publisher.alias
         self._phases.source.rewind()
         logger.warning(
             "Publisher %r: %s not published, because more than half of CLAIM_TIMEOUT has passed since the claim began: "

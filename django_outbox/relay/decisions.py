@@ -1,7 +1,7 @@
 """Decide the new state of each message of a batch: a pure function of the outcomes and the retry policy."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
@@ -41,6 +41,17 @@ class Decisions(NamedTuple):
     def none(cls, count: int) -> "Decisions":
         """Return the decisions for a batch of which no message was published."""
         return cls([BLOCKED] * count, Settlement(), [], [])
+
+    @property
+    def accepts_all(self) -> bool:
+        """Whether the broker has accepted each message."""
+        return self.outcomes.count(ACCEPTED) == len(self.outcomes)
+
+    def followed_by(self, others: "Decisions") -> "Decisions":
+        """Return the decisions for a batch whose messages were all accepted, and for those that follow them."""
+        processed = [*self.settlement.processed, *others.settlement.processed]
+        settlement = replace(others.settlement, processed=processed)
+        return others._replace(outcomes=[*self.outcomes, *others.outcomes], settlement=settlement)
 
     def add(self, index: int, one: "Decisions") -> None:
         """Add the decision for the message at this place of the batch."""

@@ -4,8 +4,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
@@ -31,11 +33,25 @@ class Recorder:
         self._phase_began = time.perf_counter()
         self._published: Sequence[Message] = ()
         self._outcomes: Sequence[Outcome] = ()
-        self._publishing_began_ns = self._publishing_ended_ns = 0
-        self._publish_seconds = 0.0
+        self._publishing_began_ns = 0
+        self._parts: list[Part] = []
+        self._publish_seconds: float | None = None
 
     def claimed(self, count: int) -> None:
         self._finish_phase("claim", count)
+        self._publishing_began_ns = time.time_ns()
+
+    @contextmanager
+    def waiting(self, published: int) -> Iterator[None]:
+        """Leave a wait for further messages out of the times of publishing.
+
+        Args:
+            published: the number of messages that were published before.
+        """
+        self._end_part(published)
+        began = time.perf_counter()
+        yield
+        self._phase_began += time.perf_counter() - began
         self._publishing_began_ns = time.time_ns()
 
     def published(
@@ -57,8 +73,8 @@ class Recorder:
                 publisher=self._publisher.alias,
                 count=len(faults),
             )
-        if not self._publishing_ended_ns:
-            self._publishing_ended_ns = time.time_ns()
+        if self._publish_seconds is None:
+            self._end_part(len(messages))
             self._publish_seconds = self._finish_phase("publish", len(messages))
 
     def settled(self, count: int, batch: Sequence[Message], settlement: Settlement) -> None:
@@ -70,10 +86,14 @@ class Recorder:
         self._finish_phase("settle", count)
         if batch_settled.receivers:
             counts = _count_types(batch, settlement)
-            alias, seconds = self._publisher.alias, self._publish_seconds
+            alias, seconds = self._publisher.alias, self._publish_seconds or 0.0
             send(batch_settled, using=self._using, publisher=alias, counts=counts, seconds=seconds)
         signal_settled(self._publisher.alias, self._using, batch, settlement)
-        trace_published(lambda: self._spans(settlement))
+        start = 0
+        for part in self._parts:
+            if part.end > start:
+                trace_published(partial(self._spans, settlement, part, start))
+            start = part.end
         if len(settlement.processed) < count:
             self._log(settlement)
 
@@ -99,16 +119,19 @@ class Recorder:
             send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
         return seconds
 
-    def _spans(self, settlement: Settlement) -> PublishedBatch:
+    def _end_part(self, end: int) -> None:
+        self._parts.append(Part(end, self._publishing_began_ns, time.time_ns()))
+
+    def _spans(self, settlement: Settlement, part: "Part", start: int) -> PublishedBatch:
         return PublishedBatch(
             self._publisher.alias,
             self._publisher.messaging_system,
             self._publisher.name_destination,
-            self._published,
-            self._outcomes,
+            self._published[start : part.end],
+            self._outcomes[start : part.end],
             frozenset(row.id for row in settlement.failed),
-            self._publishing_began_ns,
-            self._publishing_ended_ns,
+            part.began_ns,
+            part.ended_ns,
         )
 
     def _log(self, settlement: Settlement) -> None:
@@ -116,6 +139,14 @@ class Recorder:
         # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
         retried = [row for row in settlement.retried if row.counted]
         self._failures.note(self._publisher.alias, self._using, retried)
+
+
+class Part(NamedTuple):
+    """The part of a batch that was published without a wait: the place of its end, and its times."""
+
+    end: int
+    began_ns: int
+    ended_ns: int
 
 
 class Cause(NamedTuple):

@@ -149,6 +149,10 @@ class LogQueries:
         """Inspect the database and the messages with these ids."""
         return Inspection.read(self._store.fetch(INSPECT, [self._publisher, array(ids)])[0])
 
+    def inspect_again(self, ids: Sequence[int]) -> Inspection:
+        """Inspect further messages in the transaction of `claim`."""
+        return Inspection.read(self._store.fetch("EXECUTE outbox_inspect(%s, %s)", [self._publisher, array(ids)])[0])
+
     def claim(
         self, stack: ExitStack, position: StoredPosition, ids: Sequence[int], *, max_seconds: float
     ) -> tuple[Backend, Inspection] | None:

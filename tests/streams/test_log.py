@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -21,7 +21,7 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
 from django_outbox.models import Heartbeat, Pause, Status, StreamPosition
 from django_outbox.monitoring import verdicts
 from django_outbox.monitoring.prometheus import OutboxCollector
@@ -30,8 +30,10 @@ from django_outbox.relay import Relay
 from django_outbox.relay.batch import Phases, Unsettled
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import log, stream
+from django_outbox.relay.sources.feed import Feed
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
+from django_outbox.stores.stream import StoredPosition, Stream
 from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
 from tests.relay.test_refusals import triggering
@@ -168,26 +170,177 @@ def test_what_another_relay_has_delivered_is_not_delivered_again(worker: Worker,
     worker.deliver_until(lambda: scripted.published() == ids)
 
 
-def test_a_session_that_is_lost_while_its_batch_is_published_repeats_that_batch_before_others(
-    worker: Worker, scripted: Script
-):
-    worker.follow()
-    ids = put(2, LOG, keys=1)
-    worker.receive()
+class Arrivals:
+    """Lets something happen while a relay publishes its next messages, one after the other."""
 
-    def lose(message: Message) -> Outcome:
-        scripted.answer = lambda message: ACCEPTED
+    def __init__(self, worker: Worker, scripted: Script) -> None:
+        self.worker = worker
+        self.outcomes: list[Outcome] = []
+        self.events: list[Callable[[], object]] = []
+        scripted.answer = self.answer
+
+    def answer(self, message: Message) -> Outcome:
+        if self.events:
+            self.events.pop(0)()
+        return self.outcomes.pop(0) if self.outcomes else ACCEPTED
+
+    def put(self, *, deleted: bool = False) -> int:
+        """Commit a message from another session, and wait until the log has brought it."""
+        before = self.feed.arrived
+        with psycopg.connect(connections[LOG].connection.info.dsn) as session:
+            id = insert(session.cursor())
+            session.commit()
+            if deleted:
+                session.execute("DELETE FROM django_outbox_outboxmessage WHERE id = %s", [id])
+        eventually(lambda: self.feed.arrived > before)
+        return id
+
+    def lose_session(self) -> None:
         driver = connections[LOG].connection
         with psycopg.connect(driver.info.dsn, autocommit=True) as session:
             session.execute("SELECT pg_terminate_backend(%s, 5000)", [driver.info.backend_pid])
-        return ACCEPTED
 
-    scripted.answer = lose
+    @property
+    def feed(self) -> Feed:
+        assert self.worker.log._feed is not None
+        return self.worker.log._feed
+
+
+@pytest.fixture
+def arrivals(worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch) -> Arrivals:
+    # A slow machine must not end the claims of these tests.
+    monkeypatch.setattr(stream, "LONGEST_CLAIM", 60.0)
+    worker.follow()
+    return Arrivals(worker, scripted)
+
+
+def test_messages_that_arrive_while_others_are_published_follow_in_the_same_claim(
+    arrivals: Arrivals, worker: Worker, scripted: Script
+):
+    arrivals.events = [arrivals.put, arrivals.put]
+    arrivals.put()
+    with CaptureQueriesContext(connections[LOG]) as queries:
+        assert worker.deliver() == 3
+    assert [len(batch) for batch in scripted.batches] == [1, 1, 1]
+    assert statements(queries)[-4:] == ["SET", "EXECUTE", "EXECUTE", "UPDATE"]
+    assert worker.deliver() == 0
+
+
+def test_a_claim_does_not_follow_the_log_for_longer_than_its_limits(
+    arrivals: Arrivals, worker: Worker, monkeypatch: pytest.MonkeyPatch
+):
+    arrivals.events = [arrivals.put] * 3
+    arrivals.put()
+    assert worker.deliver(2) == 2
+    monkeypatch.setattr(stream, "LONGEST_CLAIM", 0.0)
+    assert [worker.deliver(), worker.deliver(), worker.deliver()] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("outcome", [rejected("wrong"), retry_later("full", retry_after=0), unanswered("silence")])
+def test_a_message_that_follows_and_is_not_accepted_repeats_no_other(
+    outcome: Outcome, arrivals: Arrivals, worker: Worker, scripted: Script
+):
+    arrivals.events = [arrivals.put, arrivals.put]
+    arrivals.outcomes = [ACCEPTED, outcome]
+    first = arrivals.put()
+    assert worker.deliver() == 1
+    second, third = first + 1, first + 2
+    expected = [first, second, third] + [second] * (outcome.kind is not OutcomeKind.REJECTED)
+    worker.deliver_until(lambda: sorted(scripted.published()) == sorted(expected))
+
+
+def test_messages_that_follow_together_and_are_not_accepted_stay_in_the_stream(
+    arrivals: Arrivals, worker: Worker, new_worker: Callable[[], Worker], scripted: Script
+):
+    arrivals.events = [lambda: [arrivals.put(), arrivals.put()]]
+    arrivals.outcomes = [ACCEPTED, unanswered("silence"), unanswered("silence")]
+    first = arrivals.put()
+    assert worker.deliver() == 1
+    worker.source.close()
+    new_worker().deliver_until(lambda: scripted.published() == [first, *[first + 1, first + 2] * 2])
+
+
+def test_a_message_that_follows_does_not_overtake_one_of_its_key_that_waits(
+    arrivals: Arrivals, worker: Worker, scripted: Script
+):
+    """The message that the other one waits for is delivered from the table in the meantime."""
+    arrivals.outcomes = [retry_later("full", retry_after=3600)]
+    (first,) = put(1, LOG, keys=1)
+    worker.receive()
+    worker.deliver()
+    (waiting,) = put(1, LOG, keys=1)
+    other = arrivals.put()
+    later: list[int] = []
+
+    def commit() -> None:
+        OutboxMessage.objects.using(LOG).filter(pk=first).delete()
+        later.extend(put(1, LOG, keys=1))
+        connections[LOG].close()
+
+    def end_wait() -> None:
+        before = arrivals.feed.arrived
+        committing = threading.Thread(target=commit)
+        committing.start()
+        committing.join()
+        eventually(lambda: arrivals.feed.arrived > before)
+
+    arrivals.events = [end_wait]
+    assert worker.deliver() == 1
+    worker.deliver_until(lambda: scripted.published() == [first, other, waiting, *later])
+
+
+@pytest.mark.parametrize("accepted", [1, 2])
+def test_the_order_in_which_messages_are_accepted_need_not_be_that_of_their_ids(
+    accepted: int, arrivals: Arrivals, worker: Worker, new_worker: Callable[[], Worker], scripted: Script
+):
+    with open_transaction(LOG) as cursor:
+        late = insert(cursor)
+        before = arrivals.feed.arrived
+
+        def commit() -> None:
+            cursor.connection.commit()
+            eventually(lambda: arrivals.feed.arrived > before + 1)
+
+        arrivals.events = [commit, arrivals.put]
+        arrivals.outcomes = [ACCEPTED] * accepted + [unanswered("silence")]
+        first = arrivals.put()
+        assert worker.deliver() == accepted
+    published = [first, late, late, first + 1] if accepted == 1 else [first, late, first + 1, first + 1]
+    worker.source.close()
+    new_worker().deliver_until(lambda: scripted.published() == published)
+
+
+def test_a_session_that_is_lost_repeats_the_messages_of_its_claim_before_others(
+    arrivals: Arrivals, worker: Worker, scripted: Script
+):
+    arrivals.events = [arrivals.put, arrivals.lose_session]
+    first = arrivals.put()
     with pytest.raises(Unsettled):
         worker.deliver()
-    later = put(2, LOG, keys=1)
     connections[LOG].close()
+    later = put(2, LOG)
+    ids = [first, first + 1]
     worker.deliver_until(lambda: scripted.published() == ids + ids + later)
+
+
+def test_a_claim_that_is_not_settled_leaves_its_messages_in_the_stream(
+    arrivals: Arrivals, worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is remembered of what followed it, as of a message that was deleted."""
+    move = Stream.move
+
+    def refuse_once(self: Stream, position: StoredPosition) -> StoredPosition:
+        monkeypatch.setattr(Stream, "move", move)
+        raise OperationalError("canceling statement due to statement timeout")
+
+    arrivals.events = [partial(arrivals.put, deleted=True)]
+    monkeypatch.setattr(Stream, "move", refuse_once)
+    first = arrivals.put()
+    with pytest.raises(Unsettled):
+        worker.deliver()
+    worker.deliver_until(lambda: scripted.published() == [first, first])
+    ids = put(1, LOG)
+    worker.deliver_until(lambda: scripted.published() == [first, first, *ids])
 
 
 @pytest.mark.parametrize("reset", ["DISCARD ALL", "DEALLOCATE outbox_inspect"])

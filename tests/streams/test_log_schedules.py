@@ -5,16 +5,37 @@ from functools import partial
 from typing import ClassVar
 
 import pytest
+from django.db import connections
 from django.test import override_settings
 from hypothesis import strategies as st
 
+from django_outbox.relay.batch import Unsettled
 from django_outbox.relay.sources import LogFollower, StreamFirst, feed, log, stream, stream_first
 from tests.streams.conftest import LOG, execute
 from tests.streams.sources import new_log_source
-from tests.streams.test_schedules import ACTIONS, OUTBOX, RELAYS, WRITERS, Schedule, explore
+from tests.streams.test_schedules import (
+    ACTIONS,
+    KEYS,
+    OUTBOX,
+    OUTCOMES,
+    RELAY,
+    RELAYS,
+    WRITER,
+    WRITERS,
+    Schedule,
+    explore,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("log")
+
+EMIT = "SELECT (pg_logical_emit_message(true, '', '') - '0/0')::bigint"
+"""Its commit writes out the log up to the place that it returns."""
+
+END_LOGS = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+
+Arrival = tuple[int, str, str]
+"""The writer and the key of a message that is committed while others are published, and what is lost then."""
 
 PUBLISHER = {**OUTBOX["PUBLISHERS"]["default"], "SOURCE": "log"}  # type: ignore[index]
 
@@ -53,8 +74,35 @@ class LogSchedule(Schedule):
 
     def receive(self) -> None:
         """Wait until the log has brought what is committed."""
-        # A commit writes out the log up to there.
-        lsn = execute("SELECT (pg_logical_emit_message(true, '', '') - '0/0')::bigint")[0][0]
+        self._wait_for(execute(EMIT)[0][0])
+
+    def deliver_arrivals(self, relay: int, arrivals: list[Arrival], outcomes: list[str]) -> None:
+        """Deliver while further messages arrive, and perhaps lose the log or the session."""
+        before = self.broker.done.copy()
+        self.broker.events = [partial(self._arrive, arrival) for arrival in arrivals]
+        try:
+            self.deliver(relay, 50, outcomes)
+        except Unsettled:
+            # All of it is delivered again, before anything later.
+            self.broker.done = before
+            connections[LOG].close()
+        self.broker.events = []
+
+    def _arrive(self, arrival: Arrival) -> None:
+        writer, key, loses = arrival
+        self.write(writer, key, pending=False)
+        self.commit(writer)
+        session = self.sessions[writer]
+        if loses == "session":
+            pid = connections[LOG].connection.info.backend_pid
+            session.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        elif loses == "log":
+            session.execute(END_LOGS)
+        ((lsn,),) = session.execute(EMIT).fetchall()
+        session.commit()
+        self._wait_for(lsn)
+
+    def _wait_for(self, lsn: int) -> None:
         for relay in RELAYS:
             found = self.log_of(relay)._feed
             if found is not None and found.is_live:
@@ -69,7 +117,7 @@ class LogSchedule(Schedule):
 
     def lose_log(self) -> None:
         """End the connections that read the log."""
-        execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+        execute(END_LOGS)
 
     def drain(self) -> None:
         def is_delivered() -> bool:
@@ -89,7 +137,13 @@ RARE = st.one_of(
     st.tuples(st.just(LogSchedule.read_log), st.just(0)),
     st.tuples(st.just(LogSchedule.read_log), st.just(0)),
 )
-LOG_ACTIONS = st.one_of(*[ACTIONS] * 8, *[st.tuples(st.just(LogSchedule.receive))] * 3, RARE)
+ARRIVALS = st.tuples(
+    st.just(LogSchedule.deliver_arrivals),
+    RELAY,
+    st.lists(st.tuples(WRITER, KEYS, st.sampled_from(["", "", "", "", "session", "log"])), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["accepted", "accepted", *OUTCOMES]), max_size=4),
+)
+LOG_ACTIONS = st.one_of(*[ACTIONS] * 8, *[st.tuples(st.just(LogSchedule.receive))] * 3, ARRIVALS, ARRIVALS, RARE)
 
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
@@ -102,6 +156,8 @@ def test_no_schedule_loses_a_message_that_the_log_brings(listed: int, monkeypatc
     monkeypatch.setattr(log, "LOOK_INTERVAL", 0.001)
     monkeypatch.setattr(log, "PATIENCE", 0.1)
     monkeypatch.setattr(feed, "READ_TIME", 0.01)
+    monkeypatch.setattr(stream, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(stream, "LONGEST_CLAIM", 60.0)
     with override_settings(OUTBOX={**OUTBOX, "PUBLISHERS": {"default": PUBLISHER}}):
         explore(LogSchedule, LOG_ACTIONS)
     assert LogSchedule.claims["log"] > 0.2 * LogSchedule.claims["table"]

@@ -66,10 +66,14 @@ class Broker(Publisher):
         self.committed: dict[str, list[int]] = defaultdict(list)
         self.done: dict[int, int] = defaultdict(int)
         self.outcomes: Iterator[str] = iter(())
+        self.events: list[Callable[[], object]] = []
         self.overtaken: list[tuple[str, int, int]] = []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return [self._receive(message) for message in messages]
+        received = [self._receive(message) for message in messages]
+        if self.events:
+            self.events.pop(0)()
+        return received
 
     def _receive(self, message: Message) -> Outcome:
         number = int(message.payload)

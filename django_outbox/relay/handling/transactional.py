@@ -128,7 +128,7 @@ class TransactionalDeliverer:
         if not messages:
             return decisions, None
         if phases.source.is_late:
-            return batch.leave_late(), None
+            return batch.leave_late(len(messages)), None
         batch.published = messages
         if self._lock.is_active:
             store.wait_for_turn(self._publisher.alias, MAX_LOCK_WAIT)

@@ -20,16 +20,19 @@ class BrokerDeliverer:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
         with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
             if batch.rows:
-                batch.settle(self._publish(batch), carefully=self._phases.is_careful)
+                decisions = self._publish(batch, batch.messages)
+                while decisions.accepts_all and (arrived := batch.follow(limit)):
+                    decisions = decisions.followed_by(self._publish(batch, arrived))
+                batch.settle(decisions, carefully=self._phases.is_careful)
         return batch.result
 
-    def _publish(self, batch: Batch) -> Decisions:
-        source, messages, publisher = self._phases.source, batch.messages, self._phases.publisher
+    def _publish(self, batch: Batch, messages: Sequence[Message]) -> Decisions:
+        source, publisher = self._phases.source, self._phases.publisher
         if not messages:
             return Decisions.none(0)
         if source.is_late:
-            return batch.leave_late()
-        batch.published = messages
+            return batch.leave_late(len(messages))
+        batch.published = batch.messages
         if publisher.keeps_order:
             outcomes = self._send(messages)
         else:

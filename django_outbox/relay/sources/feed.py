@@ -54,6 +54,7 @@ class Feed:
         self.arrived = 0
         self._max_bytes, self._wake = max_bytes, wake
         self._lock = threading.Lock()
+        self._has_arrived = threading.Condition(self._lock)
         self._waiting: deque[Transaction] = deque()
         self._bytes = self._received = 0
         self._arrived_at = 0.0
@@ -72,6 +73,12 @@ class Feed:
     def is_fresh(self) -> bool:
         """Whether the last transaction arrived just now, so that it may not be visible yet."""
         return time.monotonic() - self._arrived_at < VISIBLE_SOON
+
+    def wait(self, received: int, seconds: float) -> bool:
+        """Wait until more than that many transactions have arrived; return False if none has, or the feed has ended."""
+        with self._has_arrived:
+            self._has_arrived.wait_for(lambda: self.arrived > received or self.ended, seconds)
+            return self.arrived > received and not self.ended
 
     def forget(self, passed: Snapshot) -> None:
         """Forget the first transactions, up to one that has not passed."""
@@ -144,6 +151,7 @@ class Feed:
                 self.ended = FULL
                 self._waiting.clear()
                 self._closing.set()
+            self._has_arrived.notify_all()
         if committed:
             self._arrived_at = time.monotonic()
             self._wake()
@@ -152,4 +160,5 @@ class Feed:
         with self._lock:
             self.is_live, self.ended = False, reason
             self._waiting.clear()
+            self._has_arrived.notify_all()
         self._wake()

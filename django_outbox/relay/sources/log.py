@@ -5,8 +5,9 @@ without a query that looks for them. A batch from the log adds the numbers of it
 position. The numbers in between count as running, until the log has reached a place behind everything that is visible
 in a newer snapshot (a sample) and all of that is delivered: then the sample is added to the position.
 
-While the position is where this worker has left it, one round trip locks it and inspects what has arrived. Otherwise
-the position is locked and read first, and what lies behind it is inspected or listed.
+While the position is where this worker has left it, one round trip locks it and inspects what has arrived, and what
+arrives until the claim is settled is inspected and delivered in the same claim. Otherwise the position is locked and
+read first, and what lies behind it is inspected or listed.
 
 So the position must never pass a message that the log does not bring. The log brings every transaction that is
 committed after the feed has become live. The others have smaller numbers than `_start`, the end of the first snapshot
@@ -161,6 +162,10 @@ class LogFollower:
         """Bring again what has arrived and is not settled."""
         self._done = -1
 
+    def note_passed(self, passed: str) -> None:
+        """Note that the last claim brought nothing, and where the stream stands, which is not stored."""
+        self._seen, self._done = Snapshot.read(passed), self._in_hand
+
     def note_settled(self) -> None:
         """Note that all messages of the last claim are settled."""
         self._done = self._in_hand
@@ -177,16 +182,26 @@ class LogFollower:
         return False
 
     def find_arrived(self, position: StoredPosition, limit: int) -> Arrived | None:
-        """Return what has arrived behind the position; None if messages must be listed."""
-        feed = self._feed
-        if feed is None or not feed.is_live or position.page:
+        """Return what has arrived behind the stored position; None if messages must be listed."""
+        if self._feed is None or position.page:
             return None
         passed = Snapshot.read(position.passed)
         if self._seen is not None:
             passed = passed.union(self._seen)
+        self._feed.forget(passed)
+        return self.find_behind(passed, limit)
+
+    def find_behind(self, passed: Snapshot, limit: int) -> Arrived | None:
+        """Do the same for a position that is not stored yet, and may never be: forget nothing."""
+        feed = self._feed
+        if feed is None or not feed.is_live:
+            return None
         received = feed.arrived
-        feed.forget(passed)
         return Arrived(feed, passed, *feed.list_next(passed, limit, self._table.settings.batch_bytes), received)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something has arrived after the last claim; return whether it has."""
+        return self._feed is not None and self._in_hand >= 0 and self._feed.wait(self._in_hand, seconds)
 
     def read(self, stream: Stream, position: StoredPosition, limit: int) -> Brought | None:
         """Return the next messages behind the position; None if they must be listed."""
@@ -221,8 +236,6 @@ class LogFollower:
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
         messages.sort(key=lambda message: message.id)
         self._in_hand = received if takes_all else -1
-        if not messages:
-            self._seen, self._done = sampled, self._in_hand
         goes_on = not complete or (not takes_all and feed.is_fresh)
         return Brought(messages, inspection.waiting, str(sampled), takes_all, goes_on)
 

@@ -40,6 +40,12 @@ STANDBY_INTERVAL = 1.0
 RECOVERED = 5000
 """Maximum number of messages that one transaction moves to the table after a restore."""
 
+LONGEST_PAUSE = 0.02
+"""Seconds for which an open claim waits for the log to bring further messages."""
+
+LONGEST_CLAIM = 0.05
+"""Seconds after which an open claim is settled although the log brings further messages."""
+
 CHECK_INTERVAL = 10.0
 """Seconds between two looks for a subscription that writes messages of another server."""
 
@@ -102,6 +108,7 @@ class StreamReader:
         self._table = table
         self._refused: Set[int] = NONE
         self._ahead: Ahead | None = None
+        self._follows_until = 0.0  # the time until which the open claim is extended
         self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
@@ -138,6 +145,31 @@ class StreamReader:
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         """Claim a message that was claimed before, from the table; if it is in the stream, it is moved there."""
         return self._table.open_claim(self._open_one(message))
+
+    def follow(self, claim: Claim, limit: int) -> Claim:
+        """Return an open claim with what the log has brought since, up to `limit` messages, all others being accepted.
+
+        While the log brings something within `LONGEST_PAUSE`, up to `LONGEST_CLAIM`, the position stays locked, and is
+        stored once for all of it.
+        """
+        log, count = self._log, len(claim.messages)
+        while log is not None and len(claim.messages) == count < limit and not self._table.is_late:
+            if claim.mark.waiting:
+                # They go to the table when the claim is settled, so a later one of their keys would not see them there.
+                break
+            seconds = self._follows_until - time.monotonic()
+            if seconds < 0 or not (self.goes_on or log.wait(min(seconds, LONGEST_PAUSE))):
+                break
+            arrived = log.find_behind(Snapshot.read(claim.mark.listing.page), limit - count)
+            if arrived is None:
+                break
+            with self._table.watch():
+                brought = log.take(self._stream, arrived, log.queries.inspect_again(arrived.ids))
+            if brought is None:
+                break
+            self.goes_on = brought.goes_on
+            claim = self._extend(claim, brought)
+        return claim
 
     def settle(self, claim: Claim, settlement: Settlement) -> dict[int, str]:
         """Move the position past the messages of a claim, and to the table those that are not delivered.
@@ -201,6 +233,7 @@ class StreamReader:
 
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
+        self._follows_until = 0.0
         try:
             with ExitStack() as stack:
                 claim = self._claim_arrived(limit, stack)
@@ -232,6 +265,7 @@ class StreamReader:
             if brought is None:
                 return None
             stack.push(opened.pop_all())
+            self._follows_until = time.monotonic() + LONGEST_CLAIM
             return self._take(stream, position, brought)
 
     def _claim_locked(self, limit: int, stack: ExitStack) -> Claim:
@@ -345,6 +379,8 @@ class StreamReader:
         self._position, self.goes_on, self.has_nothing = position, brought.goes_on, False
         if not brought.messages:
             # If there were some, they are in the table.
+            assert self._log is not None
+            self._log.note_passed(brought.passed)
             self._listing, self.passed, self.has_nothing = None, brought.passed, brought.is_all
             return Claim([])
         self.passed = position.passed
@@ -357,6 +393,16 @@ class StreamReader:
             self.goes_on = True
             return Claim([], refused=self._settle(stream, claim, Settlement()))
         return claim
+
+    def _extend(self, claim: Claim, brought: Brought) -> Claim:
+        batch: StreamedBatch = claim.mark
+        ids = sorted([*batch.listing.ids, *(message.id for message in brought.messages)])
+        listing = batch.listing
+        listing = replace(listing, position=replace(listing.position, page_start=ids[0]), page=brought.passed, ids=ids)
+        self._listing = listing
+        messages = [message for message in brought.messages if message.id not in brought.waiting]
+        batch = StreamedBatch(listing, ids[-1], batch.waiting | brought.waiting)
+        return replace(claim, messages=[*claim.messages, *messages], mark=batch)
 
     def _list(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
         """Return the next messages of a listing, and move the position past messages that are not to be published."""

@@ -61,6 +61,9 @@ class StreamFirst:
         settle = self.stream.settle if isinstance(claim.mark, StreamedBatch) else self.table.settle
         return settle(claim, settlement)
 
+    def follow(self, claim: Claim, limit: int) -> Claim:
+        return self.stream.follow(claim, limit) if isinstance(claim.mark, StreamedBatch) else claim
+
     def rewind(self) -> None:
         self.table.rewind()
         self.stream.rewind()

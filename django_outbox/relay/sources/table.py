@@ -80,6 +80,10 @@ class TableSource:
         """Claim a message that this worker has leased, if it has not lost the lease."""
         return self.open_claim(self.store.claim_leased(message, lease, max_seconds=self.claim_timeout))
 
+    def follow(self, claim: Claim, limit: int) -> Claim:
+        """Return an open claim with what has arrived since, up to `limit` messages: nothing does."""
+        return claim
+
     @property
     def is_late(self) -> bool:
         """Whether the last claim may end before something that is published now can be settled."""
