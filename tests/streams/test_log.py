@@ -1,5 +1,6 @@
 """Messages with SOURCE "log" are delivered as PostgreSQL's log brings them."""
 
+import dataclasses
 import datetime
 import json
 import threading
@@ -234,6 +235,16 @@ def test_a_claim_does_not_follow_the_log_for_longer_than_its_limits(
     assert worker.deliver(2) == 2
     monkeypatch.setattr(stream, "LONGEST_CLAIM", 0.0)
     assert [worker.deliver(), worker.deliver(), worker.deliver()] == [1, 1, 0]
+
+
+def test_a_claim_that_follows_the_log_is_limited_in_bytes(arrivals: Arrivals, worker: Worker):
+    arrivals.events = [arrivals.put] * 3
+    arrivals.put()
+    feed = arrivals.feed
+    eventually(lambda: feed._waiting)
+    limited = dataclasses.replace(worker.source.table.settings, batch_bytes=2 * feed._waiting[-1].size)
+    worker.source.table.settings = limited
+    assert [worker.deliver(), worker.deliver(), worker.deliver()] == [2, 2, 0]
 
 
 @pytest.mark.parametrize("outcome", [rejected("wrong"), retry_later("full", retry_after=0), unanswered("silence")])

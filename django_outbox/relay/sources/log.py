@@ -86,6 +86,11 @@ class Arrived(NamedTuple):
     def ids(self) -> list[int]:
         return [message.id for each in self.batch for message in each.messages]
 
+    @property
+    def size(self) -> int:
+        """The bytes of its messages."""
+        return sum(each.size for each in self.batch)
+
 
 class Brought(NamedTuple):
     """What the log has brought.
@@ -189,15 +194,15 @@ class LogFollower:
         if self._seen is not None:
             passed = passed.union(self._seen)
         self._feed.forget(passed)
-        return self.find_behind(passed, limit)
+        return self.find_behind(passed, limit, self._table.settings.batch_bytes)
 
-    def find_behind(self, passed: Snapshot, limit: int) -> Arrived | None:
+    def find_behind(self, passed: Snapshot, limit: int, max_bytes: int) -> Arrived | None:
         """Do the same for a position that is not stored yet, and may never be: forget nothing."""
         feed = self._feed
         if feed is None or not feed.is_live:
             return None
         received = feed.arrived
-        return Arrived(feed, passed, *feed.list_next(passed, limit, self._table.settings.batch_bytes), received)
+        return Arrived(feed, passed, *feed.list_next(passed, limit, max_bytes), received)
 
     def wait(self, seconds: float) -> bool:
         """Wait until something has arrived after the last claim; return whether it has."""

@@ -109,6 +109,8 @@ class StreamReader:
         self._refused: Set[int] = NONE
         self._ahead: Ahead | None = None
         self._follows_until = 0.0  # the time until which the open claim is extended
+        self._follows_until = 0.0  # the time until which the open claim is extended
+        self._room = 0  # the bytes by which it may be
         self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
@@ -160,9 +162,10 @@ class StreamReader:
             seconds = self._follows_until - time.monotonic()
             if seconds < 0 or not (self.goes_on or log.wait(min(seconds, LONGEST_PAUSE))):
                 break
-            arrived = log.find_behind(Snapshot.read(claim.mark.listing.page), limit - count)
+            arrived = log.find_behind(Snapshot.read(claim.mark.listing.page), limit - count, self._room)
             if arrived is None:
                 break
+            self._room -= arrived.size
             with self._table.watch():
                 brought = log.take(self._stream, arrived, log.queries.inspect_again(arrived.ids))
             if brought is None:
@@ -266,6 +269,7 @@ class StreamReader:
                 return None
             stack.push(opened.pop_all())
             self._follows_until = time.monotonic() + LONGEST_CLAIM
+            self._room = table.settings.batch_bytes - arrived.size
             return self._take(stream, position, brought)
 
     def _claim_locked(self, limit: int, stack: ExitStack) -> Claim:
