@@ -484,7 +484,9 @@ SQS = "django_outbox.brokers.aws.SQSPublisher"
 
 
 def test_w026_a_publisher_takes_less_than_a_payload_may_have():
-    limited = publishers(BACKEND=SQS, OPTIONS={"queue": "orders", "max_message_bytes": 4096})
+    limited = publishers(
+        BACKEND=SQS, OPTIONS={"queue_url": "https://sqs.eu-central-1.amazonaws.com/1/orders", "max_message_bytes": 4096}
+    )
     assert "at most 4,096 bytes" in only(found({**limited, "MAX_PAYLOAD_BYTES": 4097}), "W026").msg
     assert found({**limited, "MAX_PAYLOAD_BYTES": 4096}) == {}
 

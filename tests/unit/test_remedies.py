@@ -28,7 +28,10 @@ MAX_STEPS = 4
 
 CONSOLE = {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}
 CELERY = {"BACKEND": "django_outbox.brokers.celery.CeleryPublisher"}
-SQS = {"BACKEND": "django_outbox.brokers.aws.SQSPublisher", "OPTIONS": {"queue": "a", "max_message_bytes": 4096}}
+SQS = {
+    "BACKEND": "django_outbox.brokers.aws.SQSPublisher",
+    "OPTIONS": {"queue_url": "https://sqs.eu-central-1.amazonaws.com/1/a", "max_message_bytes": 4096},
+}
 RABBITMQ = {
     "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQConsumer",
     "OPTIONS": {"url": "amqp://127.0.0.1", "queue": "billing"},

@@ -58,9 +58,12 @@ class HTTPCall(EncodedCall[Message, Request]):
         self._results[index] = NO_RESPONSE
         self._results[index] = result = self._server.send(self.encoded[index])
         with self._lock:
-            self._failures = self._failures + 1 if isinstance(result, FailedRequest) else 0
-            if isinstance(result, FailedRequest) and (not result.sent or self._failures == MAX_FAILURES):
-                self._is_unavailable = True
+            if isinstance(result, FailedRequest):
+                self._failures += 1
+                if not result.sent or self._failures == MAX_FAILURES:
+                    self._is_unavailable = True
+            elif isinstance(result, Response):
+                self._failures = 0
 
     def _take_results(self) -> list[Outcome]:
         results = self._results.copy()

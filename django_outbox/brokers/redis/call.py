@@ -232,10 +232,13 @@ class RedisCall(EncodedCall[Message, bytes]):
     def _result(self) -> list[Outcome]:
         """Return the outcomes. If all nodes of a cluster accept nothing, it is an outage; otherwise, messages wait."""
         outcomes = self.complete()
-        is_outage = self._servers.is_down and ACCEPTED not in outcomes
+        if not self._servers.options.cluster:
+            return outcomes
+        is_down = self._servers.is_down
+        is_outage = is_down and ACCEPTED not in outcomes
         for index, outcome in enumerate(outcomes):
             if is_outage and outcome.error_class == NODE_UNAVAILABLE:
                 outcomes[index] = unanswered(outcome.error)
-            elif not self._servers.is_down and outcome.kind is OutcomeKind.UNANSWERED:
+            elif not is_down and outcome.kind is OutcomeKind.UNANSWERED:
                 outcomes[index] = set_aside(outcome.error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
         return outcomes
