@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -15,11 +15,14 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import Message
-from django_outbox.relay import Relay
+from django_outbox.relay import Relay, state
+from django_outbox.relay.state import Refusals
+from django_outbox.relay.worker import Worker
+from django_outbox.retry import Backoff
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
 from tests.relay.test_unsettled import HANDLERS, LEASED, is_payload, refusal, refusing, restricted, run_sql, table
-from tests.support.messages import put
+from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
@@ -241,3 +244,43 @@ def test_a_retry_that_cannot_be_stored_stops_no_other(using: str, skipped: bool,
             require_others(using)
             require_others(using)
     assert max(calls.values(), default=0) <= 3
+
+
+def test_a_worker_knows_that_another_one_has_met_a_refused_row(using: str, scripted: Script):
+    ids = put(3, using)
+    condition = f"{is_payload(using, 1)} AND NEW.processed_at IS NOT NULL"
+    with refusing(using, condition), Relay(using=using, limits=QUICK) as relay, ExitStack() as stack:
+        first, second = (stack.enter_context(closing(Worker(relay.publishers[0], relay._state))) for _ in range(2))
+        first.deliver()
+        for _ in range(5):
+            second.deliver()
+        assert relay._state.breakers.find_outage("default") is None
+    assert OutboxMessage.objects.using(using).processed().count() == 2
+    assert OutboxMessage.objects.using(using).failed().get().id == ids[1]
+
+
+def test_a_refused_message_is_published_again_after_longer_and_longer_waits():
+    clock = Clock()
+    refusals = Refusals(Backoff(delay=60.0, max_delay=600.0, jitter=0.0), clock)
+    for wait in (60, 120, 240, 480, 600, 600):
+        refusals.add({1: "frozen"})
+        clock.now += wait - 1
+        assert refusals.ids == {1}
+        assert refusals.reason == "message 1: frozen"
+        clock.now += 1
+        assert not refusals.ids
+        assert not refusals.reason
+    clock.now += 600
+    assert not refusals.ids, "it was changed in the meantime"
+    refusals.add({1: "frozen"})
+    clock.now += 60
+    assert not refusals.ids
+
+
+def test_many_refused_messages_are_an_outage(scripted: Script, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(state, "MANY_REFUSED", 5)
+    put(10, "postgresql")
+    with refusing("postgresql", "true"), relays_in_threads(using="postgresql", limits=QUICK) as start:
+        relay = start()
+        outage = eventually(lambda: relay._state.breakers.find_outage("default"))
+        assert "many messages, such as" in outage.reason

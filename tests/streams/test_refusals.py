@@ -1,9 +1,10 @@
 """Streamed rows that the database refuses to change, when they are to fail, wait or be retried: they stop no other."""
 
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -316,3 +317,55 @@ def test_a_position_that_cannot_move_is_an_outage_and_no_endless_repetition(body
             outage = eventually(lambda: relay._state.breakers.find_outage("default"))
             assert "could not be settled, 2 times in a row" in outage.reason
     assert Counter(scripted.published())[ids[0]] == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_relays_that_take_turns_keep_the_order_of_refused_keys(
+    seed: int, monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
+    """Each one may begin anew, without what it knew of the refusals."""
+    choose = random.Random(seed)
+    monkeypatch.setattr(stream, "LISTED", choose.choice([4, 10_000]))
+    refused = {"is": True}
+    accepted: list[int] = []
+
+    def answer(message: Message) -> Outcome:
+        if message.payload == b"2" and refused["is"]:
+            return retry_later("later")
+        accepted.append(message.id)
+        return ACCEPTED
+
+    scripted.answer = answer
+    limits = replace(QUICK, refused_wait=Backoff(delay=0.05, max_delay=0.2))
+    written: list[int] = []
+    with ExitStack() as stack:
+
+        def begin() -> Delivery:
+            relay = stack.enter_context(Relay(using=PG, limits=limits))
+            return Delivery(relay.publishers[0], new_source(PG), relay._state)
+
+        def step() -> None:
+            number = choose.randrange(3)
+            if choose.random() < 0.1:
+                deliveries[number] = begin()
+            if choose.random() < 0.4:
+                with transaction.atomic(using=PG):
+                    payload, key = choose.choice([1, 1, 1, 2]), choose.choice(["", "a", "b", "c", "d"])
+                    delay = choose.choice([None, None, 0.05])
+                    written.append(enqueue("t", payload, key=key, delay=delay, using=PG).id)
+            deliveries[number].run(choose.choice([1, 3, 100]))
+
+        deliveries = [begin() for _ in range(3)]
+        with refusing(PG, f"OLD.payload = {BAD}"):
+            for _ in range(60):
+                step()
+        refused["is"] = False
+        for _ in range(20):
+            step()
+            time.sleep(0.01)
+        eventually(lambda: [delivery.run(100) for delivery in deliveries] and not pending())
+    keys = dict(OutboxMessage.objects.using(PG).values_list("id", "key"))
+    assert {*accepted} == {*written}
+    for key in "abcd":
+        of_key = [id for id in dict.fromkeys(accepted) if keys[id] == key]
+        assert of_key == sorted(of_key)
