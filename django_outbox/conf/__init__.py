@@ -224,7 +224,7 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
         return None, problems
     publisher_alias = values.get("dead_letter_publisher")
     if publisher_alias is not None and publisher_alias not in values["publishers"]:
-        hint = f"It must be one of {', '.join(sorted(values['publishers']))}, or None."
+        hint = f"It must be an alias in PUBLISHERS ({', '.join(sorted(values['publishers']))}), or None."
         problems.append(SettingsProblem("E003", f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {publisher_alias!r}.", hint))
     problems += [
         SettingsProblem("E023", f"OUTBOX['ROUTES']{mistake.message}", mistake.hint)
@@ -237,10 +237,12 @@ SOURCES = ("table", "snapshot", "log")
 
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
-    if not isinstance(raw, Mapping) or "default" not in raw:
-        hint = EXAMPLE
-        if isinstance(raw, Mapping) and raw:
-            hint = f"Messages go to it by default. {_suggest_default(raw)}"
+    if not isinstance(raw, Mapping | None):
+        problem = f"OUTBOX['PUBLISHERS'] must be a dict, not {type(raw).__name__}."
+        problems.append(SettingsProblem("E004", problem, EXAMPLE))
+        return {}
+    if not raw or "default" not in raw:
+        hint = f"Messages go to it by default. {_suggest_default(raw)}" if raw else EXAMPLE
         problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", hint))
         return {}
     publishers = {}

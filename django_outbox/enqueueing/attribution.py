@@ -10,10 +10,11 @@ from django_outbox.tracing import attributing
 
 @contextmanager
 def attributed(*, actor: str | None = None, cause: str | uuid.UUID | None = None) -> Iterator[None]:
-    """Add the headers `actor` and `cause` to every message that is enqueued inside.
+    """Add the headers `actor` and `cause` to every message that is enqueued inside the context.
 
-    A header that a message has itself takes precedence. Contexts may be nested: an inner one replaces only what it is
-    given. In async code, a context applies to its own task, and to tasks that are started in it.
+    A header set on the message itself takes precedence. Contexts may be nested: an inner one replaces only what it is
+    given. In async code, a context applies to its own task, and to tasks that are started in it. As a decorator, it is
+    for plain functions only: a coroutine or a generator runs after the call, outside the context.
 
     Args:
         actor: who causes the messages, such as `user:7`; at most 255 bytes. Consumers receive it.
@@ -23,9 +24,11 @@ def attributed(*, actor: str | None = None, cause: str | uuid.UUID | None = None
     Raises:
         InvalidMessage: an argument is not text, is too long, or has control characters.
     """
-    given = {"actor": actor, "cause": str(cause) if isinstance(cause, uuid.UUID) else cause}
-    headers = {name: value for name, value in given.items() if value is not None}
-    for name, value in headers.items():
-        check_name(name, value, None)
+    headers = {}
+    for name, value in (("actor", actor), ("cause", str(cause) if isinstance(cause, uuid.UUID) else cause)):
+        if value is not None:
+            check_name(name, value, None)
+            # It may be lazy.
+            headers[name] = str(value)
     with attributing(headers):
         yield

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from django.conf import settings as django_settings
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable, DatabaseDefault
@@ -283,7 +282,7 @@ class _Encoder(DjangoJSONEncoder):
     def default(self, o: Any) -> Any:
         if isinstance(o, decimal.Decimal) and not o.is_finite():
             raise ValueError(f"Decimal('{o}') is not a finite number")
-        if isinstance(o, datetime.datetime) and is_naive(o) and django_settings.USE_TZ:
+        if isinstance(o, datetime.datetime) and is_naive(o):
             raise ValueError("it is a naive datetime, which would arrive without a time zone")
         return super().default(o)
 

@@ -3,12 +3,12 @@
 import dataclasses
 import datetime
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, get_type_hints
 
-from django.conf import settings
 from django.utils import timezone
 from django.utils.functional import Promise
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -59,7 +59,7 @@ class Codec:
             raise InvalidEvent(self._locate(event) or _without_values(error)) from None
         except PydanticUserError as error:
             raise InvalidEvent(self._describe_annotation(error)) from None
-        if settings.USE_TZ and self._may_be_naive and (problem := find_naive(self._dump_values(decoded))):
+        if self._has_times and (problem := find_naive(self._dump_values(decoded))):
             raise InvalidEvent(problem)
         # A class may have serializers that work for JSON only.
         with suppress(PydanticSerializationError):
@@ -155,10 +155,8 @@ class Codec:
         return ""
 
     @cached_property
-    def _may_be_naive(self) -> bool:
-        """Whether the class has datetimes that do not state themselves whether they have a time zone."""
-        schema = str(self._adapter.core_schema)
-        return "'type': 'datetime'" in schema and "'tz_constraint': 'naive'" not in schema
+    def _has_times(self) -> bool:
+        return "'type': 'datetime'" in str(self._adapter.core_schema)
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -278,7 +276,7 @@ def find_naive(values: Any) -> str:
         if isinstance(value, datetime.datetime) and timezone.is_naive(value):
             return (
                 f"{path}: is a naive datetime, which would arrive without a time zone. Pass an aware one, such as "
-                "timezone.now(), or annotate the field with pydantic's NaiveDatetime"
+                "timezone.now(), or declare the field as text if its time has no zone"
             )
     return ""
 
@@ -397,7 +395,7 @@ def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             below = _below(path, name)
             yield ascii(below), name
             yield from _walk(each, below)
-    elif isinstance(value, _SEQUENCES):
+    elif isinstance(value, (*_SEQUENCES, set, frozenset, deque)):
         for index, each in enumerate(value):
             yield from _walk(each, f"{path}.{index}")
     else:

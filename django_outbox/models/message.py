@@ -341,7 +341,7 @@ class OutboxMessage(models.Model):
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
         permissions = [
-            ("requeue_outboxmessage", "Can requeue failed outbox messages"),
+            ("requeue_outboxmessage", "Can requeue, retry and deliver outbox messages again"),
             ("discard_outboxmessage", "Can discard failed outbox messages"),
             ("edit_outboxmessage", "Can edit and requeue failed outbox messages"),
             ("hold_outboxmessage", "Can hold and release pending outbox messages"),

@@ -338,6 +338,26 @@ def test_nothing_is_cut_off(page: Operator, width: int):
         page.picture(f"overview-{width}-{path.strip('/').split('/')[-1][:9]}")
 
 
+NODES = "no response in time; node-2.example.com:5672: ACCESS_REFUSED - Login was refused; node-3.example.com:5672"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_names_and_errors_do_not_widen_the_page(operator: Operator, figures: Figures, width: int):
+    night = a_bad_night()
+    paused = dataclasses.replace(night.publishers[1], outage=f"RabbitMQ at node-1.example.com:5672: {NODES}")
+    figures.show(
+        publishers=(dataclasses.replace(night.publishers[0], alias="p" * 63), paused),
+        blocked_keys=(dataclasses.replace(night.blocked_keys[0], key="k" * 255),),
+        relays=(dataclasses.replace(night.relays[0], host="outbox-relay-6c9f7d8b5b-x7k2p." + "h" * 150),),
+        consumers=(dataclasses.replace(night.consumers[0], alias="c" * 50, source="queue " + "q" * 200),),
+    )
+    resize(operator, width, 900)
+    operator.open(OVERVIEW)
+    size = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    whole, visible = operator.browser.execute_script(size)
+    assert whole == visible
+
+
 def resize(operator: Operator, width: int, height: int) -> None:
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)

@@ -9,6 +9,7 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import QueryDict
 from django.test import Client
+from django.utils.functional import SimpleLazyObject
 from django.utils.html import escape
 
 from django_outbox import InvalidMessage, OutboxMessage, aenqueue, attributed, enqueue, enqueue_many
@@ -31,13 +32,16 @@ def headers_of(type: str) -> dict[str, Any]:
 
 class TestContexts:
     def test_everything_that_is_enqueued_inside_has_the_headers(self):
+        lazy: Any = SimpleLazyObject(lambda: "user:8")
         with transaction.atomic():
             with attributed(actor="user:7", cause=CAUSE):
                 enqueue("a", 1)
                 enqueue_many([OutboxMessage(type="b", payload=1, headers={"tenant": "acme"})])
             enqueue("c", 1)
+            with attributed(actor=lazy):
+                enqueue("d", 1)
         own = {"actor": "user:7", "cause": str(CAUSE)}
-        assert [headers_of(type) for type in "abc"] == [own, {"tenant": "acme", **own}, {}]
+        assert [headers_of(type) for type in "abcd"] == [own, {"tenant": "acme", **own}, {}, {"actor": "user:8"}]
 
     def test_an_inner_context_replaces_what_it_is_given(self):
         with transaction.atomic(), attributed(actor="user:7", cause="first"):

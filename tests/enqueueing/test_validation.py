@@ -195,11 +195,6 @@ def test_an_error_names_the_path_and_the_remedy(value: Any, remedy: str):
     assert str(info.value).startswith('messages[0].payload["lines"][3]["product"]: ')
 
 
-@override_settings(USE_TZ=False)
-def test_without_time_zones_a_naive_datetime_is_accepted():
-    assert check_json("payload", {"at": NAIVE}, Dialect(connections["default"])).text == '{"at": "2026-05-01T08:30:00"}'
-
-
 @pytest.mark.parametrize("key", ["a\x00b", "a\ud800", (1, 2), HUGE, float("nan"), uuid.UUID(int=1)], ids=range(6))
 def test_a_key_that_is_not_json_is_refused_with_the_path_of_its_object(key: Any):
     refused("payload", 'payload["a"][1]: ', "key", payload={"a": [1, {"b": 1, key: 1}]})

@@ -78,7 +78,7 @@ def test_every_mistake_is_reported_not_only_the_first():
         ("LOCK_KEYS", None, "True or False"),
         ("TRACING", "auto", "True or False"),
         ("DEAD_LETTER_PUBLISHER", 3, "the alias of a publisher, or None to send no copies of failed messages"),
-        ("DEAD_LETTER_PUBLISHER", "graveyard", "one of default, or None"),
+        ("DEAD_LETTER_PUBLISHER", "graveyard", "an alias in PUBLISHERS (default), or None"),
     ],
 )
 def test_the_error_about_an_invalid_value_names_the_valid_ones(key: str, value: Any, remedy: str):

@@ -54,6 +54,7 @@ def no_events() -> Iterator[None]:
         (["E002"], {"OUTBOX": {**VALID, "BATCHSIZE": 3}}),
         (["E002"], {"OUTBOX": CONSOLE}),
         (["E004"], {"OUTBOX": {}}),
+        (["E004"], {"OUTBOX": {"PUBLISHERS": [CONSOLE]}}),
         (["E004"], {"OUTBOX": {"PUBLISHERS": {"main": CONSOLE}}}),
         (["E004"], {"OUTBOX": {"PUBLISHERS": {"celery": CELERY}}}),
         (["E003"], {"OUTBOX": {**VALID, "RETRY": {"max_attempt": 3}}}),
@@ -150,7 +151,8 @@ def paste_outbox(wrong: dict[str, Any], match: re.Match[str], message: str) -> d
     outbox = wrong["OUTBOX"] if isinstance(wrong["OUTBOX"], dict) else {}
     example = ast.literal_eval(match[1])
     kept = {name: value for name, value in outbox.items() if repr(name) not in message}
-    publishers = {**kept.get("PUBLISHERS", {}), **example["PUBLISHERS"]}
+    old = kept.get("PUBLISHERS", {})
+    publishers = {**(old if isinstance(old, dict) else {}), **example["PUBLISHERS"]}
     return {**wrong, "OUTBOX": {**kept, "PUBLISHERS": publishers}}
 
 

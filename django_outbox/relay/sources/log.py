@@ -43,7 +43,7 @@ MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""
 
 PATIENCE = 1.0
-"""Seconds until the log is behind, if it has not reached a sample."""
+"""Seconds after which the log counts as behind, if it has not reached a sample."""
 
 GIVE_UP = 10.0
 """Seconds until the log is read again from the start, if it has not reached a sample."""
