@@ -283,6 +283,7 @@ def serve_bytes(data: bytes) -> tuple[socket.socket, int]:
 
     def serve() -> None:
         connection, _ = listener.accept()
+        listener.close()
         with connection:
             connection.recv(65_536)
             connection.sendall(data)

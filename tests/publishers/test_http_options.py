@@ -70,7 +70,7 @@ def secret_of(length: int) -> str:
     ("options", "remedy"),
     [
         ({"url": ""}, 'url is missing; set it to a string like "https://shop.example.com/hooks/{type}"'),
-        ({"url": {"*": URL}}, "url is missing"),
+        ({"url": {"*": URL}}, "url (it is not shown because it may hold a secret) must be a string like"),
         ({"url": "ftp://shop.example.com/s3cret"}, "url cannot be read"),
         ({"url": "https://shop.example.com:0/s3cret"}, "url cannot be read"),
         ({"url": "https://[::1/s3cret"}, "url cannot be read"),

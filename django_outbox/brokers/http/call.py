@@ -26,8 +26,8 @@ LATE = "it was not sent, because the messages before it took too long"
 class HTTPCall(EncodedCall[Message, Request]):
     """The messages of one call of `publish`.
 
-    If the server responds to no message, it is an outage, and they are unanswered. A message that alone has no response
-    is the cause.
+    A message without a response is the cause if the server responds to others, or to a request that does nothing. If it
+    responds to neither, it is an outage, and the messages are unanswered.
     """
 
     def __init__(self, messages: Sequence[Message], options: HTTPOptions, server: Server) -> None:
@@ -70,10 +70,15 @@ class HTTPCall(EncodedCall[Message, Request]):
         responds = any(
             isinstance(result, Response) and not self._options.statuses.is_busy(result) for result in results.values()
         )
-        failure = next((result.error for result in results.values() if isinstance(result, FailedRequest)), "")
+        failures = [result for result in results.values() if isinstance(result, FailedRequest)]
         missing = self._server.busy
-        if self._is_unavailable or not responds:
-            missing = failure or missing
+        is_unavailable = self._is_unavailable or not responds
+        if not responds and not missing and any(failure.sent for failure in failures):
+            # The server may respond to everything but these messages, which would be sent again forever.
+            is_unavailable = bool(self._server.probe())
+            responds = not is_unavailable
+        if is_unavailable and failures:
+            missing = failures[0].error
         for index in self.encoded:
             self.outcomes[index] = self._outcome(results.get(index), missing, responds=responds)
         return self.complete()

@@ -17,6 +17,7 @@ from django_outbox.brokers.http.errors import (
 )
 from django_outbox.brokers.http.network import Deadline, Network
 from django_outbox.brokers.http.options import HTTPOptions
+from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.messages import Outcome, rejected
 from django_outbox.utils.logs import logger
 
@@ -75,6 +76,19 @@ class Server:
             self._busy = f"the receiver responded {result.text}"
             self._busy_until = time.monotonic() + min(result.wait, MAX_ASKED_WAIT)
         return result
+
+    def probe(self) -> str:
+        """Send a request that does nothing. Return the reason if there is no response."""
+        results: list[Result] = [NO_RESPONSE]
+        send_in_parallel(
+            [None],
+            lambda request: results.append(self.send(request)),
+            thread_name=f"outbox-http-{self._options.alias}",
+            concurrency=1,
+            begin_seconds=self._options.timeout,
+            wait_seconds=self._options.timeout + 1,
+        )
+        return "" if isinstance(results[-1], Response) else f"{self._options.origin}: {results[-1].error}"
 
     def close(self) -> None:
         """Close all connections; one that is in use is closed after its request."""

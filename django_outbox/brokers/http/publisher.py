@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from django_outbox.brokers.http.call import HTTPCall
-from django_outbox.brokers.http.connection import NO_RESPONSE, Result, Server
-from django_outbox.brokers.http.errors import Response
+from django_outbox.brokers.http.connection import Server
 from django_outbox.brokers.http.options import HTTPOptions
-from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.threads import after_fork
@@ -23,8 +21,8 @@ class HTTPPublisher(HTTPOptions, Publisher):
     408, 425 or 5xx it is deferred. 429 and 503 mean that the receiver is busy, so its messages are set aside, for as
     long as `Retry-After` states, and no attempts are used up.
 
-    If there is no response, and none to any other message of the batch, the messages are unanswered. A message that
-    alone has no response, while others have, is deferred.
+    A message without a response is deferred if the server responds to another message of the batch, or to a request
+    that does nothing. If it responds to neither, the messages are unanswered.
 
     Args:
         alias: the publisher's name in the settings.
@@ -33,7 +31,8 @@ class HTTPPublisher(HTTPOptions, Publisher):
         secrets: the secret of Standard Webhooks with which requests are signed, `whsec_` and base64; or a list, for
             example the new and the old one while the receiver changes them.
         headers: headers to send with each message.
-        timeout: seconds that a request may take in all. `publish` takes at most about twice as long.
+        timeout: seconds that a request may take in all. `publish` takes at most about twice as long, and three times if
+            the server responds to no message.
         connect_timeout: seconds for connecting to one address.
         concurrency: maximum number of requests at once of each worker, up to 200.
         ssl: a dict with any of `cafile` (the authority to trust instead of the system's), `certfile` and `keyfile`
@@ -68,10 +67,10 @@ class HTTPPublisher(HTTPOptions, Publisher):
     def prepare(self) -> str:
         if self._server.is_known and not self._server.busy:
             return ""
-        return f"{self.origin}: {self._server.busy}" if self._server.busy else self._probe()
+        return f"{self.origin}: {self._server.busy}" if self._server.busy else self._server.probe()
 
     def check(self) -> Sequence[str]:
-        reason = self._probe()
+        reason = self._server.probe()
         return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
@@ -81,19 +80,6 @@ class HTTPPublisher(HTTPOptions, Publisher):
         server = self._server
         self._start_over()
         server.close()
-
-    def _probe(self) -> str:
-        """Send a request that does nothing. Return the reason if there is no response."""
-        results: list[Result] = [NO_RESPONSE]
-        send_in_parallel(
-            [self._server],
-            lambda server: results.append(server.send(None)),
-            thread_name=f"outbox-http-{self.alias}",
-            concurrency=1,
-            begin_seconds=self.timeout,
-            wait_seconds=self.timeout + 1,
-        )
-        return "" if isinstance(results[-1], Response) else f"{self.origin}: {results[-1].error}"
 
     def _start_over(self) -> None:
         # Without a circle, connections are closed as soon as the publisher is forgotten.

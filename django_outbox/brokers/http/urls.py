@@ -74,8 +74,12 @@ class Url:
 
 
 def _split(text: object) -> tuple[Origin, str]:
-    if not isinstance(text, str) or not text:
+    if not text:
         raise ImproperlyConfigured(f"url is missing; set it to a string like {EXAMPLE}.")
+    if not isinstance(text, str):
+        raise ImproperlyConfigured(
+            f"url (it is not shown because it may hold a secret) must be a string like {EXAMPLE}."
+        )
     require_printable("url", text)
     unreadable = ImproperlyConfigured(
         f"url cannot be read (it is not shown because it may hold a secret); write it as {EXAMPLE}, without a fragment."
