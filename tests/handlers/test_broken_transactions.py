@@ -247,10 +247,10 @@ def test_messages_that_are_committed_one_by_one_count_although_an_outage_follows
     outage = OperationalError("made up")
     errors = iter([DatabaseError("made up"), None, None, outage, outage, outage])
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any) -> dict[int, str]:
         if (error := next(errors, None)) is not None:
             raise error
-        settle(*arguments)
+        return settle(*arguments)
 
     monkeypatch.setattr(TableSource, "settle", fail)
     break_at(using, lambda: None)
