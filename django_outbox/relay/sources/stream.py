@@ -109,7 +109,6 @@ class StreamReader:
         self._refused: Set[int] = NONE
         self._ahead: Ahead | None = None
         self._follows_until = 0.0  # the time until which the open claim is extended
-        self._follows_until = 0.0  # the time until which the open claim is extended
         self._room = 0  # the bytes by which it may be
         self._streams = streams
         self._only_from_table = only_from_table

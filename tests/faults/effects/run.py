@@ -99,7 +99,7 @@ class Run:
         call_command("migrate", run_syncdb=True, verbosity=0)
         connection.close()
         writer = fork(lambda: write(self._messages, self._seed))
-        while self._points.total() < self._kills and not self._is_over():
+        while not (self._points.total() >= self._kills and self._points.keys() >= {*POINTS}) and not self._is_over():
             while len(self._running) < self._relays:
                 self._start_relay()
             time.sleep(self._rand.uniform(0, 0.03))

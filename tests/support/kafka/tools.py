@@ -84,7 +84,9 @@ def find_offsets(consumer: Consumer, partition: TopicPartition) -> tuple[int, in
         try:
             return consumer.get_watermark_offsets(partition, timeout=PATIENCE)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
+            # A broker may not have heard of a new topic yet, either.
+            missing = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART)
+            if error.args[0].code() not in missing or time.monotonic() > deadline:
                 raise
         time.sleep(0.02)
         consumer.list_topics(partition.topic, timeout=PATIENCE)
