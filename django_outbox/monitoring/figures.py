@@ -55,7 +55,9 @@ NONE = Count()
 class PausedType:
     """A type of messages that an operator has paused, or the whole publisher if `type` is empty.
 
-    `resuming` means that the type was resumed, but that not all of its held messages are due again.
+    Args:
+        resuming: whether the type was resumed, but not all of its held messages are due again.
+        held: number of messages of the type that are held. Those behind them count as blocked.
     """
 
     type: str
@@ -63,6 +65,7 @@ class PausedType:
     paused_by: str
     paused_at: datetime.datetime
     resuming: bool = False
+    held: Count = NONE
 
 
 @dataclass(frozen=True, slots=True)

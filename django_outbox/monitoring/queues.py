@@ -18,7 +18,7 @@ from django.db.models import Q
 from django.db.models.functions import Left
 
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, StreamPosition
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, StreamPosition
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup, PublisherStatus
 from django_outbox.stores import Store, get_store
@@ -179,6 +179,14 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads,
         retrying=retrying,
         delayed=later - retrying,
     )
+
+
+def count_held(using: str, publisher: str, type: str) -> Count:
+    """Count the messages of a paused type that are held; a paused publisher, with the type "", holds none."""
+    held = OutboxMessage.objects.using(using).filter(publisher=publisher, available_at=HELD_BY_PAUSE)
+    held = held.order_by("publisher", "blocks_key", "available_at", "id")
+    parts = (WITHOUT_KEY, WITH_KEY) if type else ()
+    return sum((_count(held.filter(part), MAX_ROWS, all=Q(type=type))["all"] for part in parts), NONE)
 
 
 def read_queues(using: str, publishers: Iterable[str]) -> list[PublisherStatus]:

@@ -32,6 +32,7 @@ from django_outbox.monitoring.figures import (
 )
 from django_outbox.monitoring.queues import (
     MAX_BLOCKED,
+    count_held,
     database_key,
     find_blocked_keys,
     find_streams,
@@ -117,8 +118,9 @@ def read_status(using: str) -> Status:
     recent = _read_last_minute(using, now, reports)
     pauses: defaultdict[str, list[PausedType]] = defaultdict(list)
     for each in Pause.objects.using(using).order_by("publisher", "type"):
-        is_resumed = each.resumed_at is not None
-        pauses[each.publisher].append(PausedType(each.type, each.reason, each.paused_by, each.paused_at, is_resumed))
+        is_resumed, held = each.resumed_at is not None, count_held(using, each.publisher, each.type)
+        paused = PausedType(each.type, each.reason, each.paused_by, each.paused_at, is_resumed, held)
+        pauses[each.publisher].append(paused)
     configured, from_log = get_settings().publishers, get_settings().from_log
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])

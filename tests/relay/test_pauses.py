@@ -15,6 +15,8 @@ from django_outbox.exceptions import TransactionForbidden
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, retry_later
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.models.message import LATEST
+from django_outbox.monitoring.figures import Count
+from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.worker import Attempt, Worker
@@ -114,6 +116,8 @@ class TestPausedType:
         drain(using)
         assert processed(using) == first + other_key
         assert held(using) == paid + unkeyed
+        publisher = next(each for each in read_status(using).publishers if each.alias == "default")
+        assert ([each.held for each in publisher.paused_types], publisher.blocked) == ([Count(2)], Count(1))
         waiting = OutboxMessage.objects.using(using).get(pk=paid[0])
         assert (waiting.status, waiting.attempts, waiting.error, waiting.first_error_at) == (
             Status.PENDING,
