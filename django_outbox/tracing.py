@@ -104,6 +104,7 @@ class Tracer:
 
 _tracers: list[Tracer] = []
 _waiting: dict[str, Callable[[], Tracer]] = {}
+_known: set[str] = set()
 _lock = threading.Lock()
 
 
@@ -118,9 +119,12 @@ def remove_tracer(tracer: Tracer) -> None:
 def add_tracer_when_imported(module: str, make: Callable[[], Tracer]) -> None:
     """Add a tracer as soon as something else has imported a module of its library.
 
-    A process that never imports the library has no trace to continue, and need not spend the time of the import.
+    A process that never imports the library has no trace to continue, and need not spend the time of the import. Only
+    the first call for a module counts: Django starts the app again when a test overrides `INSTALLED_APPS`.
     """
-    _waiting[module] = make
+    if module not in _known:
+        _known.add(module)
+        _waiting[module] = make
 
 
 def traced(messages: "Sequence[OutboxMessage]", *, many: bool = False) -> AbstractContextManager[None]:

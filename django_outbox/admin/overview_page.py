@@ -45,6 +45,7 @@ STATES: dict[str, Any] = {
     "crashed": gettext_lazy("crashed"),
     "not_delivering": gettext_lazy("not delivering"),
     "unavailable": gettext_lazy("unavailable"),
+    "refused": gettext_lazy("refused by the database"),
     "not_reporting": gettext_lazy("not reporting"),
     "unknown_publisher": gettext_lazy("not in the settings"),
     "behind": gettext_lazy("behind"),

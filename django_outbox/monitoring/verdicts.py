@@ -132,7 +132,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
     elif publisher.refused:
-        text = _("The database refuses to change messages of the publisher %(publisher)r (%(reason)s): %(due)s due.")
+        text = _("The database refuses to change messages of the publisher %(publisher)r%(reason)s: %(due)s due.")
         yield found(Level.CRITICAL if late else Level.WARNING, "refused", text, reason=publisher.refused.rstrip("."))
     elif _does_not_deliver(publisher, status):
         lasted = _seconds_without_delivery(publisher, status)

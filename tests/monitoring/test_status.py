@@ -296,6 +296,15 @@ def test_relays_that_missed_two_reports_are_named_while_something_is_due(using: 
     assert re.fullmatch(r"Publisher 'default': 2 relays have not reported for 3\d s; 2 due\.", verdict.sentence)
 
 
+def test_refused_messages_are_reported_with_the_reason_in_one_pair_of_brackets():
+    publisher = PublisherStatus("default", due=Count(1), oldest_due=3.0, relays=1, refused="message 7: not today.")
+    verdict, *_ = judge(Status("default", NOW, (publisher,)))
+    assert verdict.sentence == (
+        "The database refuses to change messages of the publisher 'default' (message 7: not today): 1 due."
+    )
+    assert verdict.headline == "The database refuses to change messages of the publisher 'default': 1 due."
+
+
 def test_a_relay_that_has_been_silent_for_long_is_no_warning_if_another_one_delivers(using: str):
     delivered(using, 3)
     report(using, 1, "a")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import DatabaseError, transaction
-from django.test import override_settings
+from django.test import modify_settings, override_settings
 from opentelemetry import baggage, context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.sdk.trace import ReadableSpan
@@ -67,6 +67,14 @@ def context_of(headers: Any) -> trace.SpanContext:
 
 
 # Enqueueing
+
+
+def test_an_app_that_is_started_again_traces_once(spans: InMemorySpanExporter):
+    with tracer.start_as_current_span("request"):
+        write()
+        with modify_settings(INSTALLED_APPS={"append": "django.contrib.humanize"}):
+            write()
+    assert len(named(spans, "create order.created")) == 2
 
 
 def test_enqueue_is_a_span_whose_context_is_in_the_headers(using: str, spans: InMemorySpanExporter):
