@@ -54,7 +54,7 @@ class DeliveryResult(NamedTuple):
         published: the messages that were handed to the publisher.
         outage: why the publisher is unavailable, or what the database refuses to do for it as a whole.
         refused: the number of messages that are not published for a while, because the database refuses every new
-            state of them. They were found now, and hold up no other.
+            state of them. They were found by this delivery, and hold up no others.
         database_outage: why the database is unavailable.
         unsettled: why the published messages could not be settled.
         prepared: whether the publisher was asked to connect, and has.
