@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
+    from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
     from django_outbox.brokers.publisher import BatchRefused, Publisher, TransactionalPublisher
 
-__all__ = ["BatchRefused", "Consumer", "Incoming", "Publisher", "Refused", "TransactionalPublisher", "Unavailable"]
+__all__ = ["BatchRefused", "Consumer", "Incoming", "Publisher", "TransactionalPublisher", "Unavailable"]
 
-_OF_CONSUMERS = ("Consumer", "Incoming", "Refused", "Unavailable")
+_OF_CONSUMERS = ("Consumer", "Incoming", "Unavailable")
 
 
 def __getattr__(name: str) -> Any:

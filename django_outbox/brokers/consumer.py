@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.options import require_choice, require_flag, require_number
 
-__all__ = ["Consumer", "Incoming", "Refused", "Unavailable"]
+__all__ = ["Consumer", "Incoming", "Unavailable"]
 
 UNKNOWN_TYPES = ("store", "drop", "reject")
 INVALID = ("store", "reject")
@@ -28,10 +28,6 @@ T = TypeVar("T")
 
 class Unavailable(Exception):
     """The broker cannot be reached, or has ended the connection. The text is the reason."""
-
-
-class Refused(Unavailable):
-    """The broker refuses to take rejected messages, and will deliver them again. The text is the reason."""
 
 
 class Incoming(NamedTuple):
@@ -115,7 +111,7 @@ class Consumer(abc.ABC):
         alias: the consumer's name in the settings.
         publisher: the alias of the publisher for which the messages are stored.
         unknown_types: what to do with a message of a type that the publisher does not know: `store` it, `drop` it, or
-            `reject` it to the broker's dead letters.
+            `reject` it to the broker's dead letters, which only RabbitMQ has.
         invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
             it as a failed message, or `reject` it to the broker's dead letters.
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
@@ -132,6 +128,8 @@ class Consumer(abc.ABC):
 
     broker_name: ClassVar[str] = ""
     """The human-readable name of the broker, such as "RabbitMQ"; empty if it has none."""
+    has_dead_letters: ClassVar[bool] = True
+    """Whether the broker keeps rejected messages; otherwise, the options cannot be `reject`."""
 
     alias: str = field(kw_only=False)
     publisher: str = "handlers"
@@ -150,13 +148,10 @@ class Consumer(abc.ABC):
         require_number("max_backlog", self.max_backlog, 1, 10**9)
         require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
         require_number("batch_bytes", self.batch_bytes, 1, 2**30)
-
-    def require_dead_letters(self, dead_letters: object, place: str) -> None:
-        """Require `dead_letters`, such as "a topic", if messages may be rejected and the broker has no dead letters."""
-        if not dead_letters and "reject" in (self.unknown_types, self.invalid):
+        if not self.has_dead_letters and "reject" in (self.unknown_types, self.invalid):
             raise ImproperlyConfigured(
-                f"dead_letters is blank, but unknown_types or invalid is 'reject'; {self.broker_name} itself has no "
-                f"dead letters. Set dead_letters to {place}."
+                f"unknown_types or invalid is 'reject', but {self.broker_name} has no dead letters; use 'store' or "
+                "'drop'."
             )
 
     @property
@@ -194,17 +189,11 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        """Settle messages with the broker. A lost connection is not an error.
-
-        It waits only for dead letters that the consumer itself writes.
+        """Settle messages with the broker, without waiting. A lost connection is not an error.
 
         Args:
             batch: all messages of the last call of `receive`.
-            rejected: the tags of the messages that go to the broker's dead letters.
-
-        Raises:
-            Refused: the dead letters cannot be written. None of the messages is settled, and the consumer has to be
-                opened again.
+            rejected: the tags of the messages that go to the broker's dead letters, if it has any.
         """
 
     @abc.abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Refused, StoringOptions, Unavailable
+from django_outbox.brokers.consumer import Consumer, Incoming, StoringOptions, Unavailable
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.models import HandledMessage
@@ -184,7 +184,7 @@ class Reader:
 
     def _wait_for_broker(self, error: Unavailable) -> None:
         lasted = time.monotonic() - self._opened_at if self._is_open else 0.0
-        if lasted > self._limits.healthy_time and not isinstance(error, Refused):
+        if lasted > self._limits.healthy_time:
             self._failed_attempts = 0
         self._close()
         reason = str(error)

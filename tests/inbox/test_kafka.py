@@ -1,4 +1,4 @@
-"""Topics of Kafka: groups, partitions, other programs' records, and what is special about dead letters there."""
+"""Topics of Kafka: groups, partitions, and records of other programs."""
 
 import datetime
 import itertools
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as Client
-from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers import Refused, Unavailable
+from django_outbox.brokers import Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT, KafkaConsumerConnection
@@ -25,8 +25,7 @@ from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, read_all, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
-from tests.support.kafka.mock import OFFSET_COMMIT, PRODUCE
-from tests.support.kafka.tools import alter_topic, read_topic
+from tests.support.kafka.mock import OFFSET_COMMIT
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -196,35 +195,6 @@ def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
     assert "its key or headers are not text in UTF-8" in message.error
 
 
-# Dead letters
-
-
-def test_a_dead_letter_has_the_key_and_headers_and_names_its_origin(source, make_inbox):
-    (id,) = source.send(raw=b"{", key="order-7", headers={"trace": "a"})
-    read_all(make_inbox(invalid="reject"), source)
-    (record,) = read_topic(source.servers, source.dead_letters, {})
-    headers = dict(record.headers())
-    origin, partition, offset = headers.pop("outbox-rejected-from").decode().split("/")
-    assert (origin, offset) == (source.name, "0")
-    assert int(partition) in range(4)
-    assert (record.key(), record.value()) == (b"order-7", b"{")
-    assert headers["outbox-message-id"].decode() == id
-    assert headers["trace"] == b"a"
-
-
-@on_a_mock
-def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, make_inbox):
-    source.send(raw=b"{")
-    source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
-    with running(make_inbox(invalid="reject")) as inbox:
-        (outage,) = eventually(lambda: inbox.outages)
-        assert "rejected messages cannot be written to the topic in dead_letters" in outage.reason
-        assert source.unsettled() == 1
-        source.cluster.stop_failing()
-        eventually(lambda: source.unsettled() == 0)
-    assert [each.body for each in source.take_dead()] == [b"{"]
-
-
 def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source):
     config = {**source.options["config"], "auto.offset.reset": "latest"}
     consumer = KafkaConsumer("billing", **{**source.options, "config": config})
@@ -317,44 +287,6 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only(source, monk
 # Refusals
 
 
-@on_a_mock
-def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committed(source):
-    """The records behind it were received with it, and are read ahead."""
-    consumer = KafkaConsumer("billing", **source.options, batch_bytes=10_000, timeout=1.0)
-    for n in range(5):
-        source.send(str(n) * 6_000)
-    try:
-        consumer.open()
-        first = eventually(partial(consumer.receive, 0.1))
-        source.cluster.fail(PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 10)
-        with pytest.raises(Refused, match="dead_letters"):
-            consumer.settle(first, [first[0].tag])
-        with pytest.raises(Unavailable, match="dead_letters"):
-            consumer.receive(0.1)
-        source.cluster.stop_failing()
-        consumer.open()
-        again = eventually(partial(consumer.receive, 0.1))
-        assert again[0].body == first[0].body
-    finally:
-        consumer.close()
-
-
-def test_a_dead_letter_may_be_larger_than_the_default_of_the_producer(source):
-    """Its record was within the limits of its own topic, and the header that is added counts."""
-    for topic in (source.name, source.dead_letters):
-        alter_topic(source.servers, topic, max_message_bytes="10000000")
-    consumer = KafkaConsumer("billing", **source.options)
-    source.producer = Producer({"bootstrap.servers": source.servers, "message.max.bytes": 3_000_000})
-    source.send("x" * 2_000_000)
-    try:
-        consumer.open()
-        received = eventually(partial(consumer.receive, 0.1))
-        consumer.settle(received, [received[0].tag])
-        eventually(source.take_dead)
-    finally:
-        consumer.close()
-
-
 def test_a_topic_that_does_not_exist_has_a_remedy(make_inbox):
     with pytest.raises(RelayUnavailable, match="create the topic, or correct the option topics"):
         make_inbox(topics="missing", arguments={"idle_exit": 60}).run()
@@ -383,8 +315,7 @@ CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}
         ({"group": "caf\udce9"}, "group is 'caf\\udce9'"),
         ({"topics": []}, "topics must be a topic, or a list of topics"),
         ({"topics": ["order created"]}, "topics has 'order created'"),
-        ({"invalid": "reject"}, "Set dead_letters to a topic"),
-        ({"dead_letters": "^a"}, "it must be the name of a topic"),
+        ({"invalid": "reject"}, "Kafka has no dead letters; use 'store' or 'drop'"),
         ({"timeout": 0}, "timeout is 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
@@ -14,21 +13,19 @@ from django_outbox.brokers.kafka.errors import Blame, meaning_of
 from django_outbox.brokers.kafka.publisher_connection import KafkaPublisherConnection, ProducerPool
 from django_outbox.brokers.options import STALL_SHARE
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, set_aside, unanswered
 from django_outbox.utils.text import describe
-
-T = TypeVar("T")
 
 NO_RESPONSE = "Kafka did not respond in time"
 STALLED = "Kafka responds, but did not confirm the message: its partition has no leader, or too few in-sync replicas"
 STALLED_CLASS = "kafka.stalled"
 
 
-class KafkaCall(EncodedCall[T, Record]):
-    """Sends messages of any type and collects their outcomes, within `timeout` seconds."""
+class KafkaCall(EncodedCall[Message, Record]):
+    """Sends messages and collects their outcomes, within `timeout` seconds."""
 
     def __init__(
-        self, messages: Sequence[T], encode: Callable[[T], Record], pool: ProducerPool, timeout: float
+        self, messages: Sequence[Message], encode: Callable[[Message], Record], pool: ProducerPool, timeout: float
     ) -> None:
         super().__init__(messages, encode, carrier="Kafka", error_class="kafka")
         self._pool = pool

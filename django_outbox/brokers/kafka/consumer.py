@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -19,12 +19,10 @@ from django_outbox.brokers.consumer import (
     ConnectedConsumer,
     ConsumerConnection,
     Incoming,
-    Refused,
     Unavailable,
     take_batch,
 )
 from django_outbox.brokers.kafka.connection import ConnectionState, check_topics
-from django_outbox.brokers.kafka.dead_letters import DeadLetters
 from django_outbox.brokers.kafka.encoding import read_delivery
 from django_outbox.brokers.kafka.offsets import Offsets, Place, places_of
 from django_outbox.brokers.kafka.options import Log, read_group_config, read_topics, servers
@@ -55,29 +53,23 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
         group: the consumer group.
         topics: a topic, a pattern of topics, which begins with `^`, or a list of them. They must exist. With
             `"group.protocol": "consumer"` a pattern must match the whole name: `^orders.*`, not `^orders`.
-        dead_letters: the topic for rejected messages. Kafka itself has no dead letters, so `unknown_types` and
-            `invalid` can be `reject` only with this option.
-        timeout: seconds until connecting, or writing a dead letter, is given up.
+        timeout: seconds until connecting is given up.
         options: the options of every consumer; see `Consumer`.
     """
 
     broker_name: ClassVar[str] = "Kafka"
+    has_dead_letters: ClassVar[bool] = False
 
     config: Mapping[str, Any]
     group: str
     topics: str | Sequence[str]
-    dead_letters: str = ""
     timeout: float = 15.0
-    _rejected: DeadLetters | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_seconds("timeout", self.timeout)
         self._topics = read_topics(self.topics)
         self._config = read_group_config(self.config, self.group)
-        self.require_dead_letters(self.dead_letters, "a topic")
-        if self.dead_letters != "":
-            self._rejected = DeadLetters(self.dead_letters, self.config, self.timeout)
 
     @property
     def source(self) -> str:
@@ -101,12 +93,11 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._topics = consumer._topics
         self._do_brokers_assign = str(config.get("group.protocol")).lower() == "consumer"
         self._timeout = consumer.timeout
-        self._dead_letters = consumer._rejected
         self._state = ConnectionState(config)
         self._offsets = Offsets(consumer.alias, consumer.group)
         callbacks = {"error_cb": self._state.note_error, "on_commit": self._offsets.note_commit}
         self._client = KafkaClient({**config, **callbacks, "logger": Log()})
-        self._records: dict[int, Received] = {}
+        self._records: list[Received] = []
         self._tag = 0
         self._ahead: deque[Received] = deque()
         self._assigned: set[Place] = set()
@@ -114,7 +105,6 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._is_subscribed = False
         self._rejoin_waits = deque(REJOIN_AFTER)
         self._rejoin_at = math.inf
-        self._problem = ""
 
     def open(self) -> None:
         self.warnings = check_topics(
@@ -129,29 +119,20 @@ class KafkaConsumerConnection(ConsumerConnection):
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._ahead:
             self._receive(max_messages, seconds)
-        taken, _ = take_batch(self._ahead, max_messages, max_bytes, lambda record: len(record.value() or b""))
+        self._records, _ = take_batch(self._ahead, max_messages, max_bytes, lambda record: len(record.value() or b""))
         # librdkafka reports this only once, when records received earlier may still be unread. If the brokers are back
         # after them, the next session connects at once.
-        if not taken and self._state.all_down:
+        if not self._records and self._state.all_down:
             raise Unavailable(self._state.reason)
-        self._records = dict(enumerate(taken, self._tag + 1))
-        self._tag += len(taken)
-        return [read_delivery(tag, record) for tag, record in self._records.items()]
+        first = self._tag + 1
+        self._tag += len(self._records)
+        return [read_delivery(tag, record) for tag, record in enumerate(self._records, first)]
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        records = {message.tag: self._records[message.tag] for message in batch if message.tag in self._records}
-        self._records = {}
-        dead = [record for tag, record in records.items() if tag in rejected]
-        # Without dead letters, a message that is too large to be stored is dropped; the caller has logged that.
-        if dead and self._dead_letters is not None and (reason := self._dead_letters.write(dead)):
-            # The batch is delivered again; its stored messages are recognized as duplicates. Until then, later records
-            # must not be committed before these.
-            self._problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
-            self._ahead.clear()
-            raise Refused(self._problem)
         offsets: dict[Place, int] = {}
-        for record in records.values():
+        for record in self._records:
             offsets[record.topic() or "", record.partition() or 0] = (record.offset() or 0) + 1
+        self._records = []
         # A partition that another member has taken over is not ours to commit.
         self._commit({place: offset for place, offset in offsets.items() if place in self._assigned})
 
@@ -160,8 +141,6 @@ class KafkaConsumerConnection(ConsumerConnection):
         thread = threading.Thread(target=self._leave, name="outbox-kafka-leave", daemon=True)
         thread.start()
         thread.join(LEAVE_TIMEOUT)
-        if self._dead_letters is not None:
-            self._dead_letters.close()
 
     def _leave(self) -> None:
         self._commit(self._offsets.unconfirmed())
@@ -189,8 +168,6 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._join()
 
     def _receive(self, max_records: int, seconds: float) -> None:
-        if self._problem:
-            raise Unavailable(self._problem)
         self._commit(self._offsets.to_repeat())
         try:
             if not self._is_subscribed:

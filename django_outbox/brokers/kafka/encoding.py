@@ -30,7 +30,7 @@ TOMBSTONE = b"null"
 
 Headers = list[tuple[str, str | bytes | None]]
 
-Record = tuple[str, bytes | None, bytes | None, Headers]
+Record = tuple[str, bytes, bytes | None, Headers]
 """A message as a record: topic, value, key and headers. Without a key it may go to any partition.
 
 A plain tuple, because one is made for each message.

@@ -48,8 +48,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     Several processes may share a durable consumer: each message is delivered to one of them. A message that a process
     has received and not settled when it dies is redelivered after the durable consumer's `ack_wait`.
 
-    NATS has no dead letters, so no message can be rejected to them.
-
     Args:
         stream: the stream to read.
         durable: the name of the durable consumer.
@@ -59,6 +57,7 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     """
 
     broker_name: ClassVar[str] = "NATS JetStream"
+    has_dead_letters: ClassVar[bool] = False
 
     stream: str = ""
     durable: str = ""
@@ -71,10 +70,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
             require_name(option, getattr(self, option))
             if not getattr(self, option):
                 raise ImproperlyConfigured(f"{option} is blank; set it to the name of the {option}.")
-        if "reject" in (self.unknown_types, self.invalid):
-            raise ImproperlyConfigured(
-                "unknown_types or invalid is 'reject', but NATS has no dead letters; use 'store' or 'drop'."
-            )
 
     @property
     def source(self) -> str:

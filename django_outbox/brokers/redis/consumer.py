@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
-from redis.crc import key_slot
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
 from django_outbox.brokers.options import require_flag, require_seconds, require_text
@@ -60,20 +59,19 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             the name of one that was killed gets its entries first, so the order is kept. Blank for a name that no
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
         claim_idle: seconds after which entries are taken over from a consumer that has vanished without settling them.
-        dead_letters: the stream that rejected entries are added to. Required if other options reject messages.
         timeout: seconds that Redis has to reply.
         options: `url`, `sentinels`, `cluster`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the
             options of every consumer; see `Consumer`.
     """
 
     broker_name: ClassVar[str] = "Redis"
+    has_dead_letters: ClassVar[bool] = False
 
     stream: str
     group: str
     create_group: bool = True
     consumer: str = ""
     claim_idle: float = 300.0
-    dead_letters: str = ""
     timeout: float = 15.0
 
     def __post_init__(self) -> None:
@@ -86,15 +84,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         consumer: object = self.consumer
         if not isinstance(consumer, str) or consumer == RELEASED:
             raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
-        dead: object = self.dead_letters
-        if not isinstance(dead, str) or dead == self.stream:
-            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be the name of another stream.")
-        self.require_dead_letters(dead, "the name of another stream")
-        if self.cluster and dead and key_slot(self.stream.encode()) != key_slot(dead.encode()):
-            raise ImproperlyConfigured(
-                f"dead_letters is {dead!r}, which may be on another node of the cluster than {self.stream!r}; give "
-                "both names the same part in braces, such as {orders}.dead and {orders}."
-            )
         self._servers = make_servers(self, f"Consumer {self.alias!r}")
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
@@ -140,8 +129,8 @@ class RedisConsumerConnection(ConsumerConnection):
         self._unsettled: dict[int, StreamEntry] = {}
         self._received: deque[Incoming] = deque()
         self._average_size = options.batch_bytes / FIRST_COUNT
-        # For each reply that is owed, the ID of the entry to acknowledge if it is no error, or None.
-        self._owed: list[bytes | None] = []
+        # Number of acknowledgements without a reply so far.
+        self._owed = 0
         self._refusal = ""
         self._own_id: bytes | None = b"0"
         self._claim_cursor = b"0-0"
@@ -151,9 +140,8 @@ class RedisConsumerConnection(ConsumerConnection):
     def open(self) -> None:
         options = self._options
         try:
-            for option, name in (("stream", options.stream), ("dead_letters", options.dead_letters)):
-                if name and self._command("TYPE", name) not in (b"none", b"stream"):
-                    raise Unavailable(f"{option} {name!r} is the key of a value that is not a stream; correct it")
+            if self._command("TYPE", options.stream) not in (b"none", b"stream"):
+                raise Unavailable(f"stream {options.stream!r} is the key of a value that is not a stream; correct it")
             if not options.create_group:
                 self._command("XPENDING", *self._place)
         except Unavailable:
@@ -196,7 +184,7 @@ class RedisConsumerConnection(ConsumerConnection):
         if gone:
             # They were trimmed or deleted while they were pending.
             self._losses.log()
-            self._settle(gone, [])
+            self._acknowledge(gone)
 
     def _read(self, count: int, seconds: float) -> list[StreamEntry]:
         """Return the next entries, which are this consumer's from now on; none if there is none within that time.
@@ -211,28 +199,16 @@ class RedisConsumerConnection(ConsumerConnection):
         return self._claim(count) or self._read_new(count) or self._await_new(count, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        entries = {message.tag: self._unsettled.pop(message.tag) for message in batch if message.tag in self._unsettled}
-        accepted = [entry.id for tag, entry in entries.items() if tag not in rejected]
-        self._settle(accepted, [entry for tag, entry in entries.items() if tag in rejected])
+        found = [self._unsettled.pop(message.tag, None) for message in batch]
+        self._acknowledge([entry.id for entry in found if entry is not None])
 
-    def _settle(self, accepted: Sequence[bytes], rejected: Sequence[StreamEntry]) -> None:
-        """Acknowledge entries, and add rejected ones to the dead letters.
-
-        A rejected entry is acknowledged after Redis has confirmed that it is among the dead letters.
-        """
-        commands: list[bytes] = []
-        if not self._options.dead_letters:
-            accepted = [*accepted, *(entry.id for entry in rejected)]
-        else:
-            for entry in rejected:
-                commands.append(encode_command("XADD", self._options.dead_letters, "*", *entry.fields))
-                self._owed.append(entry.id)
-        if accepted:
-            commands.append(encode_command("XACK", *self._place, *accepted))
-            self._owed.append(None)
-        # A connection that has ended is noticed by the next command.
-        with suppress(Lost):
-            self._connection.send(b"".join(commands), time.monotonic() + self._options.timeout)
+    def _acknowledge(self, ids: Sequence[bytes]) -> None:
+        if ids:
+            self._owed += 1
+            # A connection that has ended is noticed by the next command.
+            with suppress(Lost):
+                command = encode_command("XACK", *self._place, *ids)
+                self._connection.send(command, time.monotonic() + self._options.timeout)
 
     def close(self) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
@@ -304,20 +280,17 @@ class RedisConsumerConnection(ConsumerConnection):
             raise Unavailable(explain(error)) from error
 
     def _read_owed(self) -> None:
-        """Read the replies to acknowledgements, and acknowledge what is among the dead letters now."""
-        while self._owed:
-            owed, self._owed = self._owed, []
-            replies = Replies()
-            try:
-                self._connection.receive(replies, len(owed), time.monotonic() + self._options.timeout)
-            except Lost as error:
-                # A reply that came late would be taken for the reply to the next command.
-                self._connection.close()
-                raise Unavailable(str(error)) from error
-            dead = [id for position, id in enumerate(owed) if id is not None and position not in replies.errors]
-            self._settle(dead, [])
-            if replies.errors:
-                # The entries are still this consumer's, which reads them again when it has reconnected.
-                self._refusal = explain_reply(next(iter(replies.errors.values())))
+        """Read the replies to acknowledgements."""
+        owed, self._owed = self._owed, 0
+        replies = Replies()
+        try:
+            self._connection.receive(replies, owed, time.monotonic() + self._options.timeout)
+        except Lost as error:
+            # A reply that came late would be taken for the reply to the next command.
+            self._connection.close()
+            raise Unavailable(str(error)) from error
+        if replies.errors:
+            # The entries are still this consumer's, which reads them again when it has reconnected.
+            self._refusal = explain_reply(next(iter(replies.errors.values())))
         if self._refusal:
             raise Unavailable(f"messages cannot be settled: {self._refusal}")

@@ -24,26 +24,17 @@ class Sent(NamedTuple):
     properties: dict[str, Any] = {}
 
 
-class Dead(NamedTuple):
-    """A dead letter."""
-
-    message_id: str
-    body: bytes
-
-
 class Source(abc.ABC):
-    """Something that a consumer reads, such as a queue, with its dead letters. It is made for one test.
+    """Something that a consumer reads, such as a queue. It is made for one test.
 
     Attributes:
         backend: the path of the consumer's class.
-        has_dead_letters: whether it takes rejected messages.
         name: the topic of messages that say nothing else.
         port: the port of the broker on this machine.
         sent: number of messages that were sent since the test has read the source.
     """
 
     backend: ClassVar[str]
-    has_dead_letters: ClassVar[bool] = True
     name: str
     port: int
     sent: int = 0
@@ -51,7 +42,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def options(self) -> dict[str, Any]:
-        """The consumer's options, with a name for the dead letters if there is one."""
+        """The consumer's options."""
 
     @abc.abstractmethod
     def at(self, port: int) -> dict[str, Any]:
@@ -77,10 +68,6 @@ class Source(abc.ABC):
     def receivable(self) -> int:
         """Return how many of them a consumer that is opened now would receive."""
         return self.unsettled()
-
-    def take_dead(self) -> list[Dead]:
-        """Take the dead letters that have arrived since the last call."""
-        return []
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
-from tests.inbox.sources.base import Dead, Sent, Source
+from tests.inbox.sources.base import Sent, Source
 from tests.publishers.subjects.base import unique_name
 from tests.support.kafka.gateway import Gateway
 from tests.support.kafka.mock import MockCluster
 from tests.support.kafka.shared import kafka_servers
-from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, find_offsets, read_topic, write_records
+from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, find_offsets, write_records
 from tests.support.proxies import Proxies
 
 SENT_AT = 1_700_000_000_000
@@ -22,7 +22,7 @@ machine gives it no time, and joins again."""
 
 
 class KafkaSource(Source):
-    """A topic, a consumer group, and a topic for the dead letters.
+    """A topic and a consumer group.
 
     Args:
         partitions: how many the topic has.
@@ -34,10 +34,8 @@ class KafkaSource(Source):
     def __init__(self, partitions: int = 1, servers: str = "") -> None:
         self.servers = servers or kafka_servers()
         self.partitions = partitions
-        self.group, self.dead_letters = unique_name(), unique_name()
+        self.group = unique_name()
         self.name = create_topic(self.servers, unique_name(), partitions)
-        create_topic(self.servers, self.dead_letters, 1)
-        self._dead_positions: dict[int, int] = {}
         self._gateway: Gateway | None = None
         self.producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
         self._reader = Consumer({"bootstrap.servers": self.servers, "group.id": self.group})
@@ -54,7 +52,6 @@ class KafkaSource(Source):
             "config": {"bootstrap.servers": self.servers, **QUICK},
             "group": self.group,
             "topics": self.name,
-            "dead_letters": self.dead_letters,
         }
 
     def at(self, port: int) -> dict[str, Any]:
@@ -82,16 +79,12 @@ class KafkaSource(Source):
             count += high - max(each.offset, 0)
         return count
 
-    def take_dead(self) -> list[Dead]:
-        records = read_topic(self.servers, self.dead_letters, self._dead_positions)
-        return [Dead(dict(record.headers())[MESSAGE_ID].decode(), record.value()) for record in records]
-
     def close(self) -> None:
         if self._gateway:
             self._gateway.close()
         self._reader.close()
         del self._reader, self.producer
-        delete_topics(self.servers, self.name, self.dead_letters)
+        delete_topics(self.servers, self.name)
 
 
 def _record_of(message: Sent) -> dict[str, Any]:

@@ -17,7 +17,6 @@ HEADERS = {"message_id": "outbox-message-id", "type": "outbox-type", "key": "out
 
 class JetStreamSource(Source):
     backend = "django_outbox.brokers.nats.JetStreamConsumer"
-    has_dead_letters = False
 
     def __init__(self) -> None:
         self.nats = Nats()

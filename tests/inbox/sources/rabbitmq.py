@@ -1,14 +1,21 @@
 """A queue of RabbitMQ."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pika
 from django.conf import settings
 
-from tests.inbox.sources.base import Dead, Sent, Source
+from tests.inbox.sources.base import Sent, Source
 from tests.support.rabbitmq.tools import Broker, broker_url
+
+
+class Dead(NamedTuple):
+    """A dead letter."""
+
+    message_id: str
+    body: bytes
 
 
 class RabbitMQSource(Source):
@@ -48,6 +55,7 @@ class RabbitMQSource(Source):
         return self.broker.depth(self.name)
 
     def take_dead(self) -> list[Dead]:
+        """Take the dead letters that have arrived since the last call."""
         return [Dead(str(each.properties.message_id), each.body) for each in self.broker.take(self.dead_letters)]
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 
-from tests.inbox.sources.base import Dead, Sent, Source
+from tests.inbox.sources.base import Sent, Source
 from tests.publishers.subjects.base import unique_name
 from tests.support.redis.tools import server_url
 
@@ -16,13 +16,13 @@ CLAIM_IDLE = 0.3
 
 
 class RedisSource(Source):
-    """A stream, a group that is created by the consumer, and a stream for the dead letters."""
+    """A stream, and a group that is created by the consumer."""
 
     backend = "django_outbox.brokers.redis.RedisStreamsConsumer"
 
     def __init__(self) -> None:
         self.client = redis.Redis.from_url(settings.REDIS_URL)
-        self.name, self.group, self.dead_letters = unique_name(), "billing", unique_name()
+        self.name, self.group = unique_name(), "billing"
         self.port = urlsplit(str(settings.REDIS_URL)).port or 6379
 
     @property
@@ -32,7 +32,6 @@ class RedisSource(Source):
             "stream": self.name,
             "group": self.group,
             "claim_idle": CLAIM_IDLE,
-            "dead_letters": self.dead_letters,
         }
 
     def at(self, port: int) -> dict[str, Any]:
@@ -52,13 +51,8 @@ class RedisSource(Source):
     def receivable(self) -> int:
         return self._new() + self._pending(int(CLAIM_IDLE * 1000))
 
-    def take_dead(self) -> list[Dead]:
-        entries: Any = self.client.xrange(self.dead_letters)
-        self.client.delete(self.dead_letters)
-        return [Dead(fields[b"id"].decode(), fields[b"payload"]) for _, fields in entries]
-
     def close(self) -> None:
-        self.client.delete(self.name, self.dead_letters)
+        self.client.delete(self.name)
         self.client.close()
 
     def _new(self) -> int:
