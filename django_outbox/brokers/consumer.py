@@ -63,17 +63,17 @@ class Incoming(NamedTuple):
     returns: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class StoringOptions:
-    """How received messages are identified and stored. `Consumer` describes the options, and has their defaults."""
+    """How received messages are identified and stored. `Consumer` describes the options."""
 
-    alias: str
-    publisher: str
-    unknown_types: Literal["store", "drop", "reject"]
-    invalid: Literal["store", "reject"]
-    id_source: str
-    type_header: str
-    remember: bool
+    alias: str = field(kw_only=False)
+    publisher: str = "handlers"
+    unknown_types: Literal["store", "drop", "reject"] = "store"
+    invalid: Literal["store", "reject"] = "store"
+    id_source: str = "message_id"
+    type_header: str = ""
+    remember: bool = False
 
     def __post_init__(self) -> None:
         _require_text("publisher", self.publisher, ".+", "the alias of a publisher")
@@ -84,21 +84,9 @@ class StoringOptions:
         _require_text("type_header", self.type_header, ".*", "the name of a header")
         require_flag("remember", self.remember)
 
-    @classmethod
-    def of(cls, consumer: "Consumer") -> "StoringOptions":
-        return cls(
-            alias=consumer.alias,
-            publisher=consumer.publisher,
-            unknown_types=consumer.unknown_types,
-            invalid=consumer.invalid,
-            id_source=consumer.id_source,
-            type_header=consumer.type_header,
-            remember=consumer.remember,
-        )
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Consumer(abc.ABC):
+class Consumer(StoringOptions, abc.ABC):
     """Reads the messages of one source, such as a queue.
 
     A subclass is named in `OUTBOX["CONSUMERS"][alias]["BACKEND"]` and receives `OPTIONS` as keyword arguments: the
@@ -131,20 +119,13 @@ class Consumer(abc.ABC):
     has_dead_letters: ClassVar[bool] = True
     """Whether the broker keeps rejected messages; otherwise, the options cannot be `reject`."""
 
-    alias: str = field(kw_only=False)
-    publisher: str = "handlers"
-    unknown_types: Literal["store", "drop", "reject"] = "store"
-    invalid: Literal["store", "reject"] = "store"
-    id_source: str = "message_id"
-    type_header: str = ""
-    remember: bool = False
     max_backlog: int = 100_000
     batch_size: int = 1000
     batch_bytes: int = 4 * 1024 * 1024
 
     def __post_init__(self) -> None:
         """Validate the options; a subclass calls this before it validates its own."""
-        StoringOptions.of(self)
+        super().__post_init__()
         require_number("max_backlog", self.max_backlog, 1, 10**9)
         require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
         require_number("batch_bytes", self.batch_bytes, 1, 2**30)

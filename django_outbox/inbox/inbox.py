@@ -115,12 +115,11 @@ class Inbox:
 
     def _read(self, consumer: Consumer) -> None:
         state = self._state
-        reader = partial(Reader, consumer, state)
         if self._is_endless:
             wait = state.limits.restart_wait
-            restart_on_crash(lambda: reader().read(), name_reader(consumer.alias), state.service, wait)
+            restart_on_crash(lambda: Reader(consumer, state).read(), name_reader(consumer.alias), state.service, wait)
         else:
-            reader().read_until_idle()
+            Reader(consumer, state, patience=state.limits.drain_patience).read()
 
     def _purge_at_intervals(self, left: threading.Event) -> None:
         interval = self._state.limits.purge_interval

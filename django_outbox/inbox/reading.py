@@ -6,7 +6,7 @@ from collections.abc import Callable
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 
-from django_outbox.brokers.consumer import Consumer, Incoming, StoringOptions, Unavailable
+from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.models import HandledMessage
@@ -25,15 +25,18 @@ class Reader:
     A message is settled only after the transaction that stored it was committed. While the database is unavailable,
     the messages in hand are kept for a while, and are then given back to the broker. The broker may count that, and
     drop messages at a limit, so no further message is received until the database has stored one of these.
+
+    Args:
+        patience: number of failures in a row after which RelayUnavailable is raised; None for no limit.
     """
 
-    def __init__(self, consumer: Consumer, state: InboxState) -> None:
+    def __init__(self, consumer: Consumer, state: InboxState, *, patience: int | None = None) -> None:
         self._consumer = consumer
         self._state = state
         self._limits = state.limits
         self._name = name_consumer(consumer.alias)
         self._database = state.service.database_subject
-        self._writer = InboxWriter(StoringOptions.of(consumer), state.using)
+        self._writer = InboxWriter(consumer, state.using)
         self._models = [OutboxMessage, HandledMessage] if consumer.remember else [OutboxMessage]
         self._counts = Throttle(min_interval=self._limits.backlog_interval, sparing=self._limits.backlog_sparing)
         self._is_backlog_too_large = False
@@ -41,27 +44,14 @@ class Reader:
         self._opened_at = 0.0
         self._broker_outages = 0
         self._failed_attempts = 0
-        self._patience: int | None = None
+        self._patience = patience
 
     def read(self) -> None:
-        """Read until the inbox stops."""
-        self._work()
-
-    def read_until_idle(self) -> None:
-        """Read until no consumer of the inbox has received anything for its `idle_exit`.
+        """Read until the inbox stops or is idle.
 
         Raises:
-            RelayUnavailable: the broker or the database remained unavailable.
+            RelayUnavailable: with `patience`, the broker or the database remained unavailable.
         """
-        self._work(patience=self._limits.drain_patience)
-
-    def _work(self, *, patience: int | None = None) -> None:
-        """Read until the state is done.
-
-        Args:
-            patience: number of failures in a row after which RelayUnavailable is raised; None for no limit.
-        """
-        self._patience = patience
         try:
             while not self._state.is_done():
                 try:

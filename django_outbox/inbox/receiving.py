@@ -70,7 +70,7 @@ def receive(
     using = using or router.db_for_write(OutboxMessage)
     _check_consumer(consumer)
     options = StoringOptions(
-        alias=consumer,
+        consumer,
         publisher=publisher,
         unknown_types=unknown_types,
         invalid=invalid,

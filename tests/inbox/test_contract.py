@@ -15,7 +15,6 @@ from django.db import OperationalError, connections
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers import Consumer, Incoming
-from django_outbox.brokers.consumer import StoringOptions
 from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.content import id_of_incoming
@@ -142,7 +141,7 @@ def test_messages_without_ids_are_known_by_their_positions(source, monkeypatch):
                 return len(received) == 3
 
             eventually(has_all)
-            return [id_of_incoming(each, StoringOptions.of(consumer)) for each in received]
+            return [id_of_incoming(each, consumer) for each in received]
 
     first, again = receive(), receive()
     assert first == again
