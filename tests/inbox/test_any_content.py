@@ -118,7 +118,7 @@ def from_rabbitmq(body: bytes, headers: dict[str, str]) -> Incoming:
         table += bytes([len(short)]) + short + encoded
     type = as_bytes(headers["content-type"])
     properties = b"\xa0\x00" + bytes([len(type)]) + type + len(table).to_bytes(4, "big") + table
-    return rabbitmq.read_delivery(Delivered(0, b"t", properties, body), key_header="outbox-key")
+    return rabbitmq.read_delivery(Delivered(0, b"t", properties, body))
 
 
 READERS: list[Callable[[bytes, dict[str, str]], Incoming]] = [from_kafka, from_nats, from_redis, from_rabbitmq]

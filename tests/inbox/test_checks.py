@@ -81,7 +81,6 @@ def test_e037_the_backend_is_not_a_consumer():
     ("options", "text"),
     [
         ({"queue": ""}, "queue is ''; it must be a string of 1 to 255 bytes"),
-        ({"key_header": 7}, "key_header is 7"),
         ({"type_header": 7}, "type_header is 7; it must be the name of a header"),
         ({"url": "http://guest:secret@host"}, "url: a URL must begin with amqp://"),
         ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of 'store', 'drop', 'reject'"),

@@ -26,14 +26,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=15,
 )
-ENCODER = RabbitMQEncoder(exchange="", mandatory=True, key_header="outbox-key")
+ENCODER = RabbitMQEncoder(exchange="", mandatory=True)
 
 
 @given(headers=st.dictionaries(NAMES.filter(lambda name: name not in ("CC", "BCC", "outbox-key")), VALUES, max_size=5))
 def test_headers_are_decoded_as_the_publisher_encodes_them(headers):
     message = make_message("orders", headers=headers, key="order-7")
     encoded = ENCODER.encode(message)
-    found = read_delivery(Delivered(3, b"orders", encoded.properties, b"{}"), key_header="outbox-key")
+    found = read_delivery(Delivered(3, b"orders", encoded.properties, b"{}"))
     assert found.headers == headers
     assert (found.message_id, found.type, found.topic, found.key) == (
         message.message_id,
@@ -50,20 +50,20 @@ def test_the_deepest_headers_that_enqueue_accepts_are_decoded():
     for _ in range(MAX_HEADERS_DEPTH - 1):
         headers = {"a": headers}
     encoded = ENCODER.encode(make_message("orders", headers=headers))
-    found = read_delivery(Delivered(3, b"orders", encoded.properties, b"{}"), key_header="outbox-key")
+    found = read_delivery(Delivered(3, b"orders", encoded.properties, b"{}"))
     assert (found.headers, found.problem) == (headers, "")
 
 
 @given(st.binary(max_size=200))
 def test_no_properties_raise(data):
-    found = read_delivery(Delivered(1, b"\xff", data, b""), key_header="outbox-key")
+    found = read_delivery(Delivered(1, b"\xff", data, b""))
     assert found.topic == "\\xff"
 
 
 @given(flags=st.just(b"\x20\x00"), kind=st.binary(min_size=1, max_size=1), rest=st.binary(max_size=60))
 def test_no_header_raises(flags, kind, rest):
     inner = b"\x01a" + kind + rest
-    found = read_delivery(Delivered(1, b"k", flags + len(inner).to_bytes(4, "big") + inner, b""), key_header="k")
+    found = read_delivery(Delivered(1, b"k", flags + len(inner).to_bytes(4, "big") + inner, b""))
     assert isinstance(found, Incoming)
 
 

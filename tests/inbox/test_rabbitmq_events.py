@@ -33,7 +33,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 def deliver(headers: dict[str, Any], content_type: str | None, body: bytes, **properties: Any) -> Incoming:
     encoded = b"".join(pika.BasicProperties(headers=headers, content_type=content_type, **properties).encode())
-    return read_delivery(Delivered(1, b"routing.key", encoded, body), key_header="outbox-key")
+    return read_delivery(Delivered(1, b"routing.key", encoded, body))
 
 
 def an_event(data: Any = None, **attributes: Any) -> CloudEvent:

@@ -19,7 +19,7 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
 def make_batch(message: Message) -> Transmission:
-    return Transmission([message], RabbitMQEncoder(exchange="", mandatory=True, key_header="key").encode)
+    return Transmission([message], RabbitMQEncoder(exchange="", mandatory=True).encode)
 
 
 def test_a_trial_that_is_confirmed_late_resumes_the_destination():

@@ -51,10 +51,6 @@ class RabbitMQConnection(ConnectionThread):
     def address(self) -> str:
         return f"{self.host.host}:{self.host.port}"
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         try:
             self._loop.call_later(self._timeout, self._give_up)

@@ -99,7 +99,6 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
 
     Args:
         queue: the queue to read.
-        key_header: the header that carries a message's key.
         timeout: seconds until connecting to all nodes is given up.
         options: `url`, `connect_timeout` and `ssl` as for `RabbitMQPublisher`, and the options of every consumer; see
             `Consumer`.
@@ -108,14 +107,12 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
     broker_name: ClassVar[str] = "RabbitMQ"
 
     queue: str
-    key_header: str = "outbox-key"
     timeout: float = 15.0
 
     def __post_init__(self) -> None:
         RabbitMQOptions.__post_init__(self)
         ConnectedConsumer.__post_init__(self)
         require_short_string("queue", self.queue, min_bytes=1)
-        require_short_string("key_header", self.key_header, min_bytes=1)
 
     @property
     def source(self) -> str:
@@ -133,7 +130,6 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     def __init__(self, consumer: RabbitMQConsumer) -> None:
         super().__init__(consumer, consumer.hosts, lambda connection: DeliveryWire(connection, self._on_delivery))
         self._queue = consumer.queue
-        self._key_header = consumer.key_header
         # While one batch is stored, the next one arrives.
         self._window = Window(min(2 * consumer.batch_size, MAX_SHORT))
         self.intake = Intake(2 * consumer.batch_bytes, partial(self._call, self._loop.resume_reading))
@@ -196,7 +192,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
 
     def _on_delivery(self, delivery: Delivered) -> None:
         self._window.note_delivery(delivery.tag)
-        incoming = read_delivery(delivery, key_header=self._key_header)
+        incoming = read_delivery(delivery)
         if incoming.returns >= MANY_RETURNS and self._warnings.take():
             self._warn_of_limit(incoming)
         if not self.intake.put(incoming):

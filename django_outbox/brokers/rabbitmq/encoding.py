@@ -7,7 +7,7 @@ several times as long, because it creates objects for a few bytes.
 import datetime
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -20,6 +20,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.rabbitmq.wire import HEADER_FRAME_OVERHEAD, Delivered
+from django_outbox.brokers.text_headers import KEY
 from django_outbox.messages import MAX_HEADERS_DEPTH, Message
 from django_outbox.utils.text import describe
 
@@ -28,9 +29,6 @@ MAX_SHORT_STRING = 255
 
 ROUTING_HEADERS = ("CC", "BCC")
 """Headers from which RabbitMQ reads further routing keys; it closes the channel if one of them is not a list."""
-
-MAX_DEPTH = 500
-"""Maximum nesting of a header; the outbox stores no deeper JSON."""
 
 EVENT_PREFIX = "ce-"
 """Prefix of the headers that are attributes of CloudEvents, in binary mode.
@@ -71,8 +69,6 @@ NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B")
 
 SENT = ("content_type", "content_encoding", "headers", "delivery_mode", "message_id", "timestamp", "type")
 """The properties that each message of `RabbitMQPublisher` has."""
-
-_TABLE, _ARRAY = b"F", b"A"
 
 _PERSISTENT = b"\x02"
 """The delivery mode of messages that survive a restart of the broker in durable queues."""
@@ -116,16 +112,7 @@ def as_event(message: Message, format: str, source: str) -> Message:
 class RabbitMQEncoder:
     """Encodes messages for one exchange, by the options of the publisher."""
 
-    def __init__(
-        self,
-        *,
-        exchange: str,
-        mandatory: bool,
-        key_header: str,
-        content_type: str = "application/json",
-    ) -> None:
-        self._key_header = key_header
-        self._key_name = short_string("key_header", key_header)
+    def __init__(self, *, exchange: str, mandatory: bool, content_type: str = "application/json") -> None:
         content = short_string("content_type", content_type) + short_string("content_encoding", "utf-8")
         flags = sum(FLAGS[name] for name in SENT)
         self._flags = flags.to_bytes(2, "big") + content
@@ -135,17 +122,17 @@ class RabbitMQEncoder:
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
-        """Encode a message. A key that is not empty is sent in the header `key_header`."""
+        """Encode a message. A key that is not empty is sent in the header `outbox-key`."""
         flags, headers, correlation_id = self._flags, b"", b""
         if message.headers:
-            headers = encode_headers(message.headers, leave_out=self._key_header if message.key else None)
+            headers = encode_headers(message.headers)
             value = message.headers.get("correlation_id")
             if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
                 flags = self._flags_with_correlation_id
                 correlation_id = short_string("headers['correlation_id']", value)
         if message.key:
             key = message.key.encode()
-            headers += self._key_name + b"S" + len(key).to_bytes(4, "big") + key
+            headers += _KEY_NAME + b"S" + len(key).to_bytes(4, "big") + key
         try:
             timestamp = NUMBERS["timestamp"].pack(int(message.occurred_at.timestamp()))
         except (struct.error, OverflowError):
@@ -198,11 +185,11 @@ def _encode_number(name: str, value: Any) -> bytes:
     return number.pack(value)
 
 
-def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) -> bytes:
+def encode_headers(headers: Mapping[str, Any]) -> bytes:
     """Encode headers, which are JSON values, as the fields of an AMQP table, without its length."""
     pieces = []
     for name, value in headers.items():
-        if name == leave_out:
+        if name == KEY:
             continue
         if name in ROUTING_HEADERS and not isinstance(value, list):
             raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
@@ -216,11 +203,19 @@ def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) 
     return b"".join(pieces)
 
 
-def _encode_value(value: Any) -> bytes:
+def _encode_value(value: Any, depth: int = 1) -> bytes:
+    """Encode a JSON value; `depth` is the number of tables and arrays around it."""
     encoder = _ENCODERS.get(type(value))
-    if encoder is None:
+    if encoder is not None:
+        return encoder(value)
+    if not isinstance(value, list | dict):
         raise Unencodable(f"an object of type {type(value).__name__} is not a JSON value")
-    return encoder(value)
+    if depth == MAX_HEADERS_DEPTH:
+        raise Unencodable(f"it is nested more than {MAX_HEADERS_DEPTH} levels deep")
+    if isinstance(value, list):
+        return b"A" + _with_length(b"".join([_encode_value(each, depth + 1) for each in value]))
+    fields = [short_string("a name in it", name) + _encode_value(each, depth + 1) for name, each in value.items()]
+    return b"F" + _with_length(b"".join(fields))
 
 
 def _encode_int(value: int) -> bytes:
@@ -243,46 +238,12 @@ def _encode_float(value: float) -> bytes:
     return struct.pack(">cd", b"d", value)
 
 
-def _encode_nested(value: list[Any] | dict[str, Any]) -> bytes:
-    """Encode a list or a dict with its contents.
-
-    Not recursively, because Python's recursion limit includes the caller's depth.
-    """
-    stack = [_open_container(value)]
-    while True:
-        kind, items, pieces = stack[-1]
-        for name, inner in items:
-            if kind == _TABLE:
-                pieces.append(short_string("a name in it", name))
-            if isinstance(inner, list | dict):
-                if len(stack) == MAX_DEPTH:
-                    raise Unencodable(f"it is nested more than {MAX_DEPTH} levels deep")
-                stack.append(_open_container(inner))
-                break
-            pieces.append(_encode_value(inner))
-        else:
-            stack.pop()
-            encoded = kind + _with_length(b"".join(pieces))
-            if not stack:
-                return encoded
-            stack[-1][2].append(encoded)
-
-
-def _open_container(value: list[Any] | dict[str, Any]) -> tuple[bytes, Iterator[tuple[Any, Any]], list[bytes]]:
-    """Return the AMQP type of a list or a dict, an iterator over its names and values, and a list for the pieces."""
-    if isinstance(value, dict):
-        return _TABLE, iter(value.items()), []
-    return _ARRAY, iter(enumerate(value)), []
-
-
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     str: lambda value: b"S" + _with_length(value.encode()),
     bool: lambda value: b"t\x01" if value else b"t\x00",
     int: _encode_int,
     float: _encode_float,
     type(None): lambda _value: b"V",
-    list: _encode_nested,
-    dict: _encode_nested,
 }
 
 
@@ -304,8 +265,10 @@ def short_string(part: str, value: str) -> bytes:
 # Most messages have the same few headers.
 _header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
 
+_KEY_NAME = _header_name(KEY)
 
-def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
+
+def read_delivery(delivery: Delivered) -> Incoming:
     """Return a message as the inbox reads it."""
     problem = ""
     try:
@@ -315,7 +278,7 @@ def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
         properties = {}
         problem = f"its properties cannot be decoded: {describe(error)}"
     headers: dict[str, Any] = properties.get("headers", {})
-    key = headers.pop(key_header, None)
+    key = headers.pop(KEY, None)
     returns = headers.pop(DELIVERY_COUNT, 0)
     if "correlation_id" in properties:
         headers.setdefault("correlation_id", properties["correlation_id"])

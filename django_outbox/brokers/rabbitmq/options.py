@@ -17,7 +17,7 @@ from django_outbox.brokers.options import (
     require_printable,
     require_seconds,
 )
-from django_outbox.brokers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
+from django_outbox.brokers.rabbitmq.encoding import MAX_SHORT_STRING
 
 URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps"))
 
@@ -80,7 +80,6 @@ class PublishingOptions(RabbitMQOptions):
     exchange: str = ""
     declare_exchange: str | None = None
     mandatory: bool = True
-    key_header: str = "outbox-key"
     format: str = PLAIN
     source: str = ""
 
@@ -95,13 +94,6 @@ class PublishingOptions(RabbitMQOptions):
         if declared is not None and not self.exchange:
             raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
         require_flag("mandatory", self.mandatory)
-        require_short_string("key_header", self.key_header)
-        if not self.key_header:
-            raise ImproperlyConfigured("key_header is blank; set it to the name of the header that carries the key.")
-        if self.key_header in ROUTING_HEADERS:
-            raise ImproperlyConfigured(
-                f"key_header is {self.key_header!r}: RabbitMQ reads routing keys there; rename it."
-            )
         validate_format(self.format, self.source)
         for host in self.hosts:
             host.blocked_connection_timeout = self.timeout

@@ -35,8 +35,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     unanswered, and the next call of `publish` reconnects.
 
     The routing key is the message's topic, or its type if the topic is empty. The properties are `message_id`, `type`,
-    `timestamp` (`occurred_at`), `content_type`, `content_encoding`, `delivery_mode`, the headers including the key, and
-    `correlation_id` if there is a header of that name whose value is a string.
+    `timestamp` (`occurred_at`), `content_type`, `content_encoding`, `delivery_mode`, the headers, with the key in
+    `outbox-key`, and `correlation_id` if there is a header of that name whose value is a string.
 
     Args:
         alias: the publisher's name in the settings.
@@ -54,7 +54,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         connect_timeout: seconds for connecting to one node; at most its share of `timeout`.
         ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
-        key_header: the header that carries the message's key, unless the key is empty.
         format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, whose attributes are headers with the prefix
             `ce-`; or `"cloudevents-structured"`, whose body is the event as JSON.
         source: the attribute `source` of CloudEvents, a URI reference.
@@ -80,7 +79,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         return RabbitMQEncoder(
             exchange=self.exchange,
             mandatory=self.mandatory,
-            key_header=self.key_header,
             content_type=STRUCTURED_CONTENT_TYPE if self.format == STRUCTURED else "application/json",
         ).encode
 
@@ -93,14 +91,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
 
     def prepare(self) -> str:
         return self._usable_connection().wait_until_ready()
-
-    def check(self) -> Sequence[str]:
-        reason = self.prepare()
-        # The default exchange always exists. With `declare_exchange` it exists as soon as a channel is open.
-        if not reason and self.exchange and not self.declare_exchange:
-            connection = self._usable_connection()
-            reason = connection.wait_until_ready() or connection.check_exchange(self.exchange, self.timeout)
-        return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self.format != PLAIN:

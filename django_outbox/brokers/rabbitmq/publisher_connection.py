@@ -4,8 +4,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from queue import Empty, SimpleQueue
 from threading import Lock
 
 import pika
@@ -170,17 +168,16 @@ class PublisherChannel:
     def _on_open(self, channel: Channel) -> None:
         channel.add_on_close_callback(lambda _channel, error: self._on_closed(self, error))
         channel.add_on_return_callback(self._on_return)
-        if self._options.declare_exchange:
-            channel.exchange_declare(
-                self._options.exchange,
-                exchange_type=self._options.declare_exchange,
-                durable=True,
-                callback=self._on_exchange_declared,
-            )
+        exchange, declared = self._options.exchange, self._options.declare_exchange
+        if not exchange:
+            self._on_exchange_found()
+        elif declared:
+            channel.exchange_declare(exchange, declared, durable=True, callback=self._on_exchange_found)
         else:
-            self._on_exchange_declared()
+            # The broker closes the channel if the exchange is missing.
+            channel.exchange_declare(exchange, passive=True, callback=self._on_exchange_found)
 
-    def _on_exchange_declared(self, _frame: object = None) -> None:
+    def _on_exchange_found(self, _frame: object = None) -> None:
         self._channel.confirm_delivery(self._on_passed_on_confirm, callback=self._on_ready)
 
     def _on_ready(self, _frame: object) -> None:
@@ -297,31 +294,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
     def close(self) -> None:
         self._call(self._close_now)
         self._thread.join()
-
-    def check_exchange(self, exchange: str, seconds: float) -> str:
-        """Return the problem with an exchange, with the remedy; an empty string if it exists."""
-        problems: SimpleQueue[str] = SimpleQueue()
-        self._call(partial(self._check_exchange, exchange, problems.put))
-        try:
-            return problems.get(timeout=seconds)
-        except Empty:
-            return f"RabbitMQ has not responded for {seconds:g} s when asked for the exchange {exchange!r}"
-
-    def _check_exchange(self, exchange: str, report: Callable[[str], object]) -> None:
-        """Declare an exchange passively over its own channel, which the broker closes if the exchange is missing."""
-
-        def ask(channel: Channel) -> None:
-            channel.exchange_declare(exchange, passive=True, callback=partial(found, channel))
-
-        def found(channel: Channel, _frame: object) -> None:
-            report("")
-            channel.close()
-
-        if self.error or not self._connection.is_open:
-            report(self.error or "the connection to RabbitMQ ended")
-        else:
-            asked = self._connection.channel(on_open_callback=ask)
-            asked.add_on_close_callback(lambda _channel, error: report(explain(error)))
 
     def _accept_no_more(self) -> None:
         with self._lock:
