@@ -1,36 +1,18 @@
-"""The events as JSON Schemas and as an AsyncAPI document."""
+"""The events as an AsyncAPI document."""
 
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from django_outbox.events.event_type import VERSION_HEADER, EventType
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-"""The version of JSON Schema that pydantic writes."""
 
 HANDLERS = "x-handlers"
 """The key of a message for the names of the handlers that this project has for it. They have no line numbers, so that
 the document does not change with every edit of a module."""
 
 METADATA = "x-event"
-"""The key of a schema or message for the event's type, version, destination and key."""
-
-
-def make_json_schema(event_type: EventType) -> dict[str, Any]:
-    """Return the JSON Schema of the payload of one event."""
-    return {"$schema": DIALECT, **_schema(event_type, "#"), METADATA: _metadata(event_type)}
-
-
-def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
-    """Return one document with the JSON Schema of each event, by type, in its `$defs`."""
-    schemas = {
-        each.type: {**_schema(each, f"#/$defs/{_pointer(each.type)}"), METADATA: _metadata(each)}
-        for each in event_types
-    }
-    return {"$schema": DIALECT, "title": "Events", "$defs": schemas}
+"""The key of a message for the event's type, version, destination and key."""
 
 
 def make_asyncapi(
@@ -112,10 +94,6 @@ def _has_docstring(cls: type) -> bool:
     """Return whether a class has a docstring that a person wrote; `dataclass` and NamedTuple make one."""
     text = vars(cls).get("__doc__")
     return bool(text) and not re.match(rf"{re.escape(cls.__name__)}\(.*\)( -> None)?$", str(text), re.DOTALL)
-
-
-def _pointer(name: str) -> str:
-    return quote(name.replace("~", "~0").replace("/", "~1"), safe="~.-_")
 
 
 def _name(text: str, names: dict[str, str]) -> str:

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Model
 
 from django_outbox.exceptions import OutboxError
-from django_outbox.management import reloading
 from django_outbox.management.arguments import seconds
-from django_outbox.management.base import OutboxCommand, is_terminal
+from django_outbox.management.base import OutboxCommand
 from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
@@ -44,12 +42,6 @@ class ServiceCommand(OutboxCommand):
             default=20.0,
             help="Maximum time from the first signal to the end of the process (default: 20).",
         )
-        parser.add_argument(
-            "--noreload",
-            action="store_false",
-            dest="use_reloader",
-            help="Do not restart when the code changes. Only with DEBUG, and on a terminal, the command does.",
-        )
 
     @contextmanager
     def working(self, using: str, read: Callable[[], LiveFigures]) -> Iterator[None]:
@@ -75,25 +67,16 @@ class ServiceCommand(OutboxCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
-        ends = any(options.get(name) for name in ("drain", "once", "idle_exit", "only_check"))
-        in_development = settings.DEBUG and is_terminal(sys.stdin)
-        reloads = until_exit and in_development and options["use_reloader"] and not ends
-        if reloads and not reloading.is_child():
-            sys.exit(reloading.supervise(self.stderr.write))
-        watch = reloading.Watch() if reloads else None
         # Otherwise, the log of the whole process is left alone.
         log = shown_log(options["verbosity"]) if until_exit else nullcontext()
         # The system checks run within it, so that a signal stops them, too.
         self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit, unfinished=self.unfinished)
         with self.signals, log:
             try:
-                result = super().execute(*args, **options)
+                return super().execute(*args, **options)
             finally:
                 for stream in (self.stdout, self.stderr):
                     flush(stream)
-        if watch and watch.changed:
-            sys.exit(reloading.CHANGED)
-        return result
 
     def require_schema(self, using: str, models: Sequence[type[Model]]) -> None:
         if problem := find_missing_schema(using, models):

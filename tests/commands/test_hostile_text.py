@@ -32,7 +32,7 @@ CALLS: dict[str, list[list[str]]] = {
     "outbox_restore": [["--as", "failed", HOSTILE, "00000000-0000-0000-0000-000000000007"]],
     "outbox_purge": [["--dry-run"]],
     "outbox_publication": [["--role", HOSTILE]],
-    "outbox_events": [[], ["--check", HOSTILE.replace("\x1b", "")]],
+    "outbox_events": [[], ["--asyncapi", "--title", HOSTILE]],
     "inbox_purge": [[]],
     "run_outbox": [["--check"], ["--publisher", HOSTILE], ["--drain"]],
     "run_inbox": [["--check"], ["--consumer", HOSTILE]],

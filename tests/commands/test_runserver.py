@@ -1,4 +1,4 @@
-"""In development, `run_outbox` restarts when the code changes, and `runserver` delivers if the settings ask for it."""
+"""In development, `runserver` delivers if the settings ask for it."""
 
 import os
 import re
@@ -61,36 +61,6 @@ def environment(project: Path) -> dict[str, str]:
 
 def count(lines: list[str], part: str) -> int:
     return "\n".join(lines).count(part)
-
-
-@pytest.mark.slow
-def test_it_restarts_with_each_change_and_waits_while_the_code_is_broken(project: Path):
-    handlers = project / "shop" / "handlers.py"
-    with on_a_terminal(manage("run_outbox"), columns=200, env=environment(project)) as terminal:
-        terminal.until(lambda lines: count(lines, STARTED) == 1)
-        handlers.write_text(HANDLERS + "# changed\n")
-        lines = terminal.until(lambda lines: count(lines, STARTED) == 2)
-        assert count(lines, "Relay ended after") == 1, "the first one has finished its work"
-        handlers.write_text("def broken(")
-        terminal.until(lambda lines: count(lines, "Waiting for a change of the code"))
-        handlers.write_text(HANDLERS)
-        terminal.until(lambda lines: count(lines, STARTED) == 3)
-        # A terminal sends Ctrl-C to all its processes.
-        os.killpg(terminal.process.pid, signal.SIGINT)
-        lines = terminal.until_end()
-    assert terminal.process.returncode == 0
-    assert count(lines, "Relay ended after") == 3
-    assert count(lines, "Traceback") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("project", "flags"), [(False, []), (True, ["--noreload"])], indirect=["project"])
-def test_it_runs_in_one_process_without_debug_and_with_noreload(project: Path, flags: list[str]):
-    with on_a_terminal(manage("run_outbox", *flags), columns=200, env=environment(project)) as terminal:
-        terminal.until(lambda lines: count(lines, f"process {terminal.process.pid}:"))
-        terminal.process.terminate()
-        terminal.until_end()
-    assert terminal.process.returncode == 0
 
 
 def enqueue(project: Path, number: int) -> None:
