@@ -57,7 +57,8 @@ class PausedType:
 
     Args:
         resuming: whether the type was resumed, but not all of its held messages are due again.
-        held: number of messages of the type that are held. Those behind them count as blocked.
+        held: number of messages of the type that are held.
+        waiting: number of messages that would be due, but wait behind a held one of their key. They count as blocked.
     """
 
     type: str
@@ -66,6 +67,7 @@ class PausedType:
     paused_at: datetime.datetime
     resuming: bool = False
     held: Count = NONE
+    waiting: Count = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class PublisherStatus:
             retry, or is delayed or held.
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
+        held: messages that wait for an operator, because their type is paused or because they were held themselves.
         processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last 60 seconds: in the
             last six slots of 10 seconds up to the latest report of each relay.
         delivered_at: the time by which the last delivery was reported, to 10 seconds, or to a minute if it was longer
@@ -108,6 +111,7 @@ class PublisherStatus:
     blocked: Count = NONE
     retrying: Count = NONE
     delayed: Count = NONE
+    held: Count = NONE
     failed: Count = NONE
     blocking: Count = NONE
     processed_per_minute: int = 0

@@ -123,6 +123,9 @@ GAUGES = (
         "delayed_messages", "Messages that wait for the time that enqueue was given.", lambda p, _: p.delayed.number
     ),
     _publisher_gauge(
+        "held_messages", "Messages that wait for an operator to release them.", lambda p, _: p.held.number
+    ),
+    _publisher_gauge(
         "failed_messages", "Failed messages that wait for a person's decision.", lambda p, _: p.failed.number
     ),
     _publisher_gauge("blocking_messages", "Failed messages that block their key.", lambda p, _: p.blocking.number),
@@ -134,7 +137,9 @@ GAUGES = (
     _publisher_gauge(
         "truncated_counts",
         "Number of counts of messages that stopped at their limit, so that there may be more.",
-        lambda p, _: sum(count.more for count in (p.due, p.blocked, p.retrying, p.delayed, p.failed, p.blocking)),
+        lambda p, _: sum(
+            count.more for count in (p.due, p.blocked, p.retrying, p.delayed, p.held, p.failed, p.blocking)
+        ),
     ),
     _publisher_gauge(
         "last_minute_processed_messages",

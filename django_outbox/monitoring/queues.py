@@ -8,7 +8,7 @@ import datetime
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from django.db.models import Q
 from django.db.models.functions import Left
 
 from django_outbox.conf import get_settings
-from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, StreamPosition
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup, PublisherStatus
 from django_outbox.stores import Store, get_store
@@ -40,6 +40,8 @@ FROM (
         SELECT CASE
             WHEN message.available_at IS NULL THEN 'failed'
             WHEN message.available_at <= {now} THEN 'due'
+            WHEN message.available_at = %s THEN 'paused'
+            WHEN message.available_at > %s THEN 'held'
             WHEN message.attempts > 0 THEN 'retrying'
             ELSE 'delayed'
         END
@@ -60,7 +62,7 @@ FROM (
 
 TOTALS = """
 SELECT COALESCE(SUM(size), 0), COUNT(CASE WHEN state = 'retrying' THEN 1 END),
-    COALESCE(SUM(CASE WHEN state <> 'due' THEN due END), 0) {heads}
+    COALESCE(SUM(CASE WHEN state <> 'due' THEN due END), 0), COUNT(CASE WHEN state = 'paused' THEN 1 END) {heads}
 """
 
 OLDEST_DUE = """
@@ -74,39 +76,53 @@ BLOCKED = (
     "SELECT id, size - 1 {heads} WHERE size > 1 AND state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
 )
 
+BEHIND_PAUSED = """
+SELECT type, SUM(due) FROM (
+    SELECT due, (SELECT message.type FROM {{table}} message WHERE message.id = head.id) AS type
+    {heads} WHERE state = 'paused'
+) paused GROUP BY type
+"""
 
 RETRYING = "SELECT id {heads} WHERE state = 'retrying' ORDER BY id LIMIT %s"
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not."""
+    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not.
+
+    Args:
+        behind_paused: those that wait behind a head that is held because its type is paused, by that type.
+    """
 
     complete: bool = True
     retrying: Count = NONE
     waiting: Count = NONE
     oldest_due: datetime.datetime | None = None
     blocked_keys: tuple[BlockedKey, ...] = ()
+    behind_paused: Mapping[str, Count] = field(default_factory=dict)
 
 
 def read_heads(store: Store, publisher: str) -> Heads:
     """Read the figures of a publisher's heads."""
     fetch = partial(_fetch, store, publisher)
-    ((size, retrying, waiting),) = fetch(TOTALS)
+    ((size, retrying, waiting, paused),) = fetch(TOTALS)
     if not size:
         return Heads()
     messages = OutboxMessage.objects.using(store.connection.alias)
     complete = size < MAX_ENTRIES
+
+    def counted(number: Any) -> Count:
+        return Count(int(number), more=not complete)
+
     return Heads(
         complete=complete,
-        retrying=Count(int(retrying), more=not complete),
-        waiting=Count(int(waiting), more=not complete),
+        retrying=counted(retrying),
+        waiting=counted(waiting),
         oldest_due=messages.filter(pk__in=[id for (id,) in fetch(OLDEST_DUE)])
         .values_list("available_at", flat=True)
         .first(),
-        blocked_keys=describe_blocked(
-            messages, {id: Count(int(size), more=not complete) for id, size in fetch(BLOCKED, MAX_BLOCKED)}
-        ),
+        blocked_keys=describe_blocked(messages, {id: counted(size) for id, size in fetch(BLOCKED, MAX_BLOCKED)}),
+        behind_paused={type: counted(number) for type, number in fetch(BEHIND_PAUSED)} if paused else {},
     )
 
 
@@ -115,9 +131,10 @@ def list_retrying(store: Store, publisher: str, limit: int) -> list[int]:
     return [id for (id,) in _fetch(store, publisher, RETRYING, limit)]
 
 
-def _fetch(store: Store, publisher: str, sql: str, *params: int) -> list[tuple[int, ...]]:
+def _fetch(store: Store, publisher: str, sql: str, *params: int) -> list[tuple[Any, ...]]:
     heads = HEADS.format(now=store.now, undelivered=store.undelivered, use_partitions=store.use_partitions)
-    return store.fetch(sql.format(heads=heads), [publisher, MAX_ENTRIES, *params])
+    held = store.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
+    return store.fetch(sql.format(heads=heads), [held, held, publisher, MAX_ENTRIES, *params])
 
 
 def describe_blocked(messages: OutboxMessageQuerySet, waiting: dict[int, Count]) -> tuple[BlockedKey, ...]:
@@ -160,33 +177,37 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads,
     """Read the figures of a publisher's pending messages; those of its stream that are not delivered are due, too."""
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
     messages = messages.order_by("publisher", "blocks_key", "available_at", "id")
-    due = Q(available_at__lte=now)
+    due, held = Q(available_at__lte=now), Q(available_at__gte=HELD_BY_PAUSE)
     unkeyed = messages.filter(WITHOUT_KEY)
     unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
-    unkeyed_later = _count(unkeyed.filter(available_at__gt=now), MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
-    keyed = _count_keyed(messages, due)
-    oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due, streamed.oldest]
-    later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
-    retrying = unkeyed_later["tried"] + heads.retrying
-    known = [each for each in oldest if each is not None]
+    unkeyed_held = _count(unkeyed.filter(held), MAX_COUNT, all=Q())["all"]
+    unkeyed_later = unkeyed.filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE)
+    later = _count(unkeyed_later, MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
+    keyed = _count_keyed(messages, due=due, held=held)
+    retrying = later["tried"] + heads.retrying
     keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)
+    all_due = (unkeyed_due + keyed_due + Count(streamed.number, streamed.more)).up_to(MAX_COUNT)
+    oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due, streamed.oldest]
+    # Relays deliver between two statements: what was the oldest message may be delivered when messages are counted.
+    known = [each for each in oldest if each is not None and all_due]
     return PublisherStatus(
         alias=publisher,
-        due=(unkeyed_due + keyed_due + Count(streamed.number, streamed.more)).up_to(MAX_COUNT),
+        due=all_due,
         oldest_due=max((now - min(known)).total_seconds(), 0.0) if known else None,
         oldest_is_exact=heads.complete,
         blocked=heads.waiting,
         retrying=retrying,
-        delayed=later - retrying,
+        delayed=later["all"] + keyed["all"] - keyed["due"] - keyed["held"] - retrying,
+        held=unkeyed_held + keyed["held"],
     )
 
 
-def count_held(using: str, publisher: str, type: str) -> Count:
-    """Count the messages of a paused type that are held; a paused publisher, with the type "", holds none."""
-    held = OutboxMessage.objects.using(using).filter(publisher=publisher, available_at=HELD_BY_PAUSE)
+def count_held(pause: Pause) -> Count:
+    """Count the messages of a paused type that are held; a paused publisher holds none."""
+    held = OutboxMessage.objects.using(pause._state.db).filter(publisher=pause.publisher, available_at=HELD_BY_PAUSE)
     held = held.order_by("publisher", "blocks_key", "available_at", "id")
-    parts = (WITHOUT_KEY, WITH_KEY) if type else ()
-    return sum((_count(held.filter(part), MAX_ROWS, all=Q(type=type))["all"] for part in parts), NONE)
+    parts = (WITHOUT_KEY, WITH_KEY) if pause.type else ()
+    return sum((_count(held.filter(part), MAX_ROWS, all=Q(type=pause.type))["all"] for part in parts), NONE)
 
 
 def read_queues(using: str, publishers: Iterable[str]) -> list[PublisherStatus]:
@@ -206,13 +227,13 @@ def read_stream(using: str, publisher: str, streams: Collection[str]) -> Waiting
     return Stream(PostgreSQLStore(connections[using]), publisher).measure(MAX_ROWS)
 
 
-def _count_keyed(messages: OutboxMessageQuerySet, due: Q) -> dict[str, Count]:
+def _count_keyed(messages: OutboxMessageQuerySet, **conditions: Q) -> dict[str, Count]:
     pending = Q(available_at__isnull=False)
     if connections[messages.db].features.supports_partial_indexes:
-        return _count(messages.filter(WITH_KEY, pending), MAX_COUNT, all=Q(), due=due)
+        return _count(messages.filter(WITH_KEY, pending), MAX_COUNT, all=Q(), **conditions)
     # The index by due time has the processed messages as well there, so the one that ends at the undelivered is read.
     undelivered = messages.filter(blocks_key=True, processed_at=None).order_by("partition", "id")
-    return _count(undelivered, MAX_COUNT, all=pending, due=due)
+    return _count(undelivered, MAX_COUNT, all=pending, **conditions)
 
 
 def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict[str, Count]:

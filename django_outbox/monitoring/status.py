@@ -15,6 +15,7 @@ from django_outbox.conf import get_settings
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
 from django_outbox.monitoring.figures import (
     CONSUMER_STATES,
+    NONE,
     NOT_READ,
     NOT_SEEN,
     RUNNING,
@@ -32,6 +33,7 @@ from django_outbox.monitoring.figures import (
 )
 from django_outbox.monitoring.queues import (
     MAX_BLOCKED,
+    Heads,
     count_held,
     database_key,
     find_blocked_keys,
@@ -116,11 +118,9 @@ def read_status(using: str) -> Status:
     reports = _read_relays(using, now)
     counts = _read_counts(using, now)
     recent = _read_last_minute(using, now, reports)
-    pauses: defaultdict[str, list[PausedType]] = defaultdict(list)
-    for each in Pause.objects.using(using).order_by("publisher", "type"):
-        is_resumed, held = each.resumed_at is not None, count_held(using, each.publisher, each.type)
-        paused = PausedType(each.type, each.reason, each.paused_by, each.paused_at, is_resumed, held)
-        pauses[each.publisher].append(paused)
+    pauses = defaultdict[str, list[Pause]](list)
+    for pause in Pause.objects.using(using).order_by("publisher", "type"):
+        pauses[pause.publisher].append(pause)
     configured, from_log = get_settings().publishers, get_settings().from_log
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])
@@ -139,6 +139,7 @@ def read_status(using: str) -> Status:
         if not heads.complete:
             not_all_heads.append(alias)
         streamed = read_stream(using, alias, positions)
+        paused = [_describe_pause(pause, heads) for pause in pauses[alias]]
         figures = replace(
             read_queue(using, alias, now, heads, streamed),
             configured=alias in configured,
@@ -148,11 +149,11 @@ def read_status(using: str) -> Status:
             failed_per_minute=recent.failed[alias],
             delivered_at=recent.delivered_at.get(alias) or _last_delivery(counts, alias),
             rate_limit=configured[alias].rate_limit if alias in configured else None,
-            paused=next((each for each in pauses[alias] if not each.type), None),
-            paused_types=tuple(each for each in pauses[alias] if each.type),
+            paused=next((each for each in paused if not each.type), None),
+            paused_types=tuple(each for each in paused if each.type),
         )
         figures = _add_reports(figures, [report for report in reports if alias in report.publishers])
-        counted = (figures.due, figures.blocked, figures.retrying, figures.delayed, figures.failed.number)
+        counted = (figures.due, figures.blocked, figures.retrying, figures.delayed, figures.held, figures.failed.number)
         if figures.configured or any(counted):
             publishers.append(figures)
             if alias in positions:
@@ -179,6 +180,18 @@ def read_status(using: str) -> Status:
         last_day=_add_up(counts, floor(now, QUARTER), QUARTER, 96),
     )
     return replace(result, verdicts=judge(result))
+
+
+def _describe_pause(pause: Pause, heads: Heads) -> PausedType:
+    return PausedType(
+        pause.type,
+        pause.reason,
+        pause.paused_by,
+        pause.paused_at,
+        resuming=pause.resumed_at is not None,
+        held=count_held(pause),
+        waiting=heads.behind_paused.get(pause.type, NONE),
+    )
 
 
 def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> PublisherStatus:

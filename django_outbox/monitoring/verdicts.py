@@ -99,7 +99,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         return Verdict(level, code, text, publisher.alias, values=values)
 
     if not publisher.configured:
-        if waiting := publisher.due + publisher.delayed + publisher.retrying:
+        if waiting := publisher.due + publisher.delayed + publisher.held + publisher.retrying:
             text = ngettext_lazy(
                 "%(count)s message is for %(publisher)r, which is not in the settings.",
                 "%(count)s messages are for %(publisher)r, which is not in the settings.",
@@ -112,10 +112,17 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         yield found(Level.WARNING, "paused", text, details=_details(publisher.paused))
         return
     for each in publisher.paused_types:
-        text = _("Messages of type %(type)r of the publisher %(publisher)r are paused%(details)s.")
+        text = _(
+            "Messages of type %(type)r of the publisher %(publisher)r are paused%(details)s: %(held)s held, "
+            "%(waiting)s waiting behind them."
+        )
         if each.resuming:
-            text = _("Some messages of type %(type)r of the publisher %(publisher)r are still held. Resume it again.")
-        yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each))
+            text = _(
+                "Type %(type)r of the publisher %(publisher)r was resumed, but %(held)s of its messages are still "
+                "held, %(waiting)s waiting behind them. Resume it again."
+            )
+        figures = {"held": each.held, "waiting": each.waiting}
+        yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each), **figures)
     if publisher.crashes:
         text = ngettext_lazy(
             "A worker of the publisher %(publisher)r crashed %(count)s time%(reason)s: %(due)s due.",

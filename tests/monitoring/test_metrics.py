@@ -36,6 +36,7 @@ OF_DEFAULT = {
     "blocked_messages": 57,
     "retrying_messages": 61,
     "delayed_messages": 12,
+    "held_messages": 54,
     "failed_messages": 1138,
     "blocking_messages": 7,
     "blocked_keys": 2,

@@ -10,12 +10,14 @@ from django.db import connections
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
+from django_outbox.models import HELD_BY_PAUSE, DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import queues, status
 from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.verdicts import judge
+from django_outbox.stores import get_store
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
+from django_outbox.stores.stream import Waiting
 from tests.conftest import ALIASES
 from tests.support.figures import NOW, troubled_status
 from tests.support.messages import put
@@ -109,6 +111,32 @@ def test_pending_messages_are_due_delayed_or_retrying(using: str, keys: int):
     assert (found.delayed, found.retrying) == (Count(3), Count(2))
     assert found.oldest_due == pytest.approx(120, abs=30)
     assert found.oldest_is_exact
+
+
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
+    paused, tried, by_operator = put(3, using, keys=keys)
+    change(using, [paused, tried], available_at=HELD_BY_PAUSE)
+    change(using, [tried], attempts=1)
+    OutboxMessage.objects.using(using).filter(pk=by_operator).hold()
+    found = figures(using)
+    assert (found.held, found.delayed, found.retrying, found.due) == (Count(3), Count(), Count(), Count())
+
+
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: int):
+    """A relay delivers between two statements."""
+    ids = put(3, using, keys=keys)
+    heads = queues.read_heads(get_store(connections[using]), "default")
+    messages = OutboxMessage.objects.using(using)
+    messages.filter(pk__in=ids[:2]).delete()
+    now = read_clock(using) + minutes(1)
+    found = queues.read_queue(using, "default", now, heads, Waiting())
+    assert found.due
+    assert found.oldest_due == pytest.approx(60, abs=30)
+    messages.all().delete()
+    found = queues.read_queue(using, "default", now, heads, Waiting())
+    assert (found.due, found.oldest_due) == (Count(), None)
 
 
 def test_a_message_behind_a_failed_one_of_its_key_is_blocked_and_not_due(using: str):

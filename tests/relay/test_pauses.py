@@ -116,8 +116,16 @@ class TestPausedType:
         drain(using)
         assert processed(using) == first + other_key
         assert held(using) == paid + unkeyed
-        publisher = next(each for each in read_status(using).publishers if each.alias == "default")
-        assert ([each.held for each in publisher.paused_types], publisher.blocked) == ([Count(2)], Count(1))
+        figures = read_status(using)
+        publisher = next(each for each in figures.publishers if each.alias == "default")
+        [paused_type] = publisher.paused_types
+        assert (paused_type.held, paused_type.waiting) == (Count(2), Count(1))
+        # A message is counted once.
+        assert (publisher.held, publisher.blocked) == (Count(2), Count(1))
+        assert (publisher.due, publisher.delayed, publisher.retrying) == (Count(), Count(), Count())
+        assert figures.verdict.sentence == (
+            "Messages of type 'paid' of the publisher 'default' are paused: 2 held, 1 waiting behind them."
+        )
         waiting = OutboxMessage.objects.using(using).get(pk=paid[0])
         assert (waiting.status, waiting.attempts, waiting.error, waiting.first_error_at) == (
             Status.PENDING,

@@ -34,6 +34,7 @@ TROUBLED = PublisherStatus(
     blocked=Count(57),
     retrying=Count(61),
     delayed=Count(12),
+    held=Count(54),
     failed=Count(1138),
     blocking=Count(7),
     processed_per_minute=1204,
