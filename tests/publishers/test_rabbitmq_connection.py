@@ -100,6 +100,22 @@ def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
     assert "no-such-vhost" in error
 
 
+def test_a_proxy_that_loses_its_broker_is_no_wrong_url(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
+):
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
+    publisher.close()
+    monkeypatch.setattr(settings, "AMQP_URL", broker_url(port=free_port()))
+    error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
+    assert "the broker is starting or stopping, or a proxy cannot reach it" in error
+    assert "in url" not in error
+    # A url that has never worked may be wrong.
+    unused = make_publisher(broker_url(port=proxy.port))
+    error = only_error(unused.publish([make_message("t")]), OutcomeKind.UNANSWERED)
+    assert "this port does not speak AMQP, correct host and port in url" in error
+
+
 def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port), timeout=1)

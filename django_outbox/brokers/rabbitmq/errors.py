@@ -14,6 +14,13 @@ _QUEUE_REMEDIES = (
     (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
 )
 
+# What pika deduces from when the server hangs up.
+_DEDUCED = (
+    exceptions.IncompatibleProtocolError,
+    exceptions.ProbableAuthenticationError,
+    exceptions.ProbableAccessDeniedError,
+)
+
 _EXCHANGE_REMEDIES = (
     (404, "no exchange", "declare it, or set declare_exchange"),
     (403, "access to topic", "give the user of the url topic permission for this routing key"),
@@ -23,9 +30,15 @@ _EXCHANGE_REMEDIES = (
 )
 
 
-def explain(error: BaseException) -> str:
-    """Return on one line why a connection could not be opened, or why it or a channel was closed, and the remedy."""
+def explain(error: BaseException, *, has_connected: bool = False) -> str:
+    """Return on one line why a connection could not be opened, or why it or a channel was closed, and the remedy.
+
+    Args:
+        has_connected: whether the options have worked before, so that a server that hangs up is no sign of wrong ones.
+    """
     error = _root(error)
+    if has_connected and isinstance(error, _DEDUCED) and "StreamLostError" in str(error.args):
+        return "the connection ended before it was open: the broker is starting or stopping, or a proxy cannot reach it"
     text = explain_network(
         error,
         server="the broker",

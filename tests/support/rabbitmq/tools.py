@@ -180,7 +180,8 @@ class TcpProxy:
                         pass
                 finally:
                     self.open -= 1
-            # Not closed before the end: that would take back what the client has not read yet.
+        # Not closed before the end: that would take back what the client has not read yet.
+        with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_WR)
 
     def _forward(self, client: socket.socket, broker: socket.socket) -> bool:
