@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.operations import (
+    DELIVER_AGAIN,
     DISCARD,
     MAX_REASON_LENGTH,
     NOT_TYPED,
@@ -56,13 +57,14 @@ VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
 
 BY_COMMAND = {
+    "outbox_requeue --processed": DELIVER_AGAIN.done,
     "outbox_requeue": REQUEUE.done,
     "outbox_discard": DISCARD.done,
     "outbox_restore": ngettext_lazy("%(count)s message was restored.", "%(count)s messages were restored.", "number"),
     "outbox_pause": gettext_lazy("Paused."),
     "outbox_resume": gettext_lazy("Resumed."),
 }
-"""What commands have done, in words."""
+"""What commands have done, in words, by the beginning of the call; the first one counts."""
 
 SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""
@@ -300,7 +302,8 @@ def last_operations(using: str) -> list[Performed]:
         for each in entries[:SHOWN_OPERATIONS]
     ]
     for each in CommandEntry.objects.using(using).order_by("-pk")[:SHOWN_OPERATIONS]:
+        call = f"{each.command} {each.arguments}"
         # A project may derive commands from these.
-        text = with_reason(with_count(BY_COMMAND.get(each.command, ""), each.count), each.reason)
-        found.append(Performed(each.at, each.by, text, f"{each.command} {each.arguments}"))
+        done = next((text for begin, text in BY_COMMAND.items() if call.startswith(begin)), "")
+        found.append(Performed(each.at, each.by, with_reason(with_count(done, each.count), each.reason), call))
     return sorted(found, reverse=True)[:SHOWN_OPERATIONS]

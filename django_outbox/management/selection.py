@@ -52,10 +52,6 @@ Groups = dict[tuple[str, str], Group]
 class SelectionCommand(OutboxCommand):
     """A command that changes the messages that its filters choose: failed ones, unless it offers `--processed`."""
 
-    verb: ClassVar[str]
-    """Its verb: "requeue"."""
-    participle: ClassVar[str]
-    """The participle of its verb: "requeued"."""
     or_else: ClassVar[str] = ""
     """Another reason for which messages may not be changed, besides having left their state."""
     read_size = 10_000
@@ -65,9 +61,13 @@ class SelectionCommand(OutboxCommand):
     def change(self, messages: OutboxMessageQuerySet, state: Status) -> int:
         """Change the messages of a set that are in this state with one statement, and return their number."""
 
-    def warn(self, state: Status) -> str:
-        """Return a sentence that follows the question; empty if the change is harmless."""
-        return ""
+    @abstractmethod
+    def describe_question(self, messages: str, state: Status) -> str:
+        """Return the question whether to change "3 failed messages", with what that means if it is not harmless."""
+
+    @abstractmethod
+    def describe_result(self, state: Status) -> str:
+        """Return what the messages are afterwards: "requeued"."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
@@ -91,9 +91,7 @@ class SelectionCommand(OutboxCommand):
         parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
         parser.add_argument("--all", action="store_true", help="All messages, instead of a filter.")
         parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
-        parser.add_argument(
-            "--dry-run", action="store_true", help=f"Show what would be {self.participle}, and change nothing."
-        )
+        parser.add_argument("--dry-run", action="store_true", help="Show what would be done, and change nothing.")
         parser.set_defaults(processed=False)
         self.add_reason_argument(parser)
         self.add_no_input_argument(parser)
@@ -112,7 +110,7 @@ class SelectionCommand(OutboxCommand):
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
         elif ids:
-            question = f"{self.verb.capitalize()} {counted(len(ids), f'{state} message')}?{self.warn(state)}"
+            question = self.describe_question(counted(len(ids), f"{state} message"), state)
             if self.confirm(question, options):
                 self._change(messages, state, ids, options)
 
@@ -156,14 +154,15 @@ class SelectionCommand(OutboxCommand):
         self, messages: OutboxMessageQuerySet, state: Status, ids: "array[int]", options: dict[str, Any]
     ) -> None:
         changed = tried = 0
+        result = self.describe_result(state)
         try:
             for batch in batches(ids):
                 changed += self.change(messages.filter(pk__in=batch), state)
                 tried += len(batch)
-                self.show_progress(f"{tried:,} of {len(ids):,} {self.participle}")
+                self.show_progress(f"{tried:,} of {len(ids):,} {result}")
         finally:
             self.show_progress("")
-            self.report(f"{counted(changed, 'message')} {self.participle}.")
+            self.report(f"{counted(changed, 'message')} {result}.")
             if changed:
                 self.record(messages.db, describe_filters(options), count=changed, reason=options["reason"])
             if skipped := tried - changed:

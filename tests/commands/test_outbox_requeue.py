@@ -73,13 +73,15 @@ class TestProcessed:
         put(Status.FAILED, using=using, key="k", age=2 * 3600)
         out = run(using, "--processed", *filters)
         assert pending(using) == [ids[n] for n in chosen]
-        found = f"Found {len(chosen)} processed message{'' if len(chosen) == 1 else 's'}."
-        assert found in out.splitlines()
+        messages = f"message{'' if len(chosen) == 1 else 's'}"
+        assert f"Found {len(chosen)} processed {messages}." in out.splitlines()
+        assert (f"{len(chosen)} {messages} due again." in out.splitlines()) is bool(chosen)
+        assert "requeued" not in out
 
     def test_asks_and_states_what_consumers_see(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("sys.stdin", Terminal("n\n"))
         put(Status.PROCESSED)
-        assert "Requeue 1 processed message? Consumers receive them again. [y/N]" in run(
+        assert "Deliver 1 processed message again? Consumers receive them again. [y/N]" in run(
             "default", "--processed", "--all"
         )
         assert pending("default") == []

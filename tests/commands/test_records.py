@@ -39,6 +39,12 @@ CASES = [
         "2 messages were requeued.",
         id="requeue",
     ),
+    pytest.param(
+        ("outbox_requeue", "--processed", "--all", "--reason", "lost by the consumer"),
+        "--processed --all",
+        "2 processed messages are due again.",
+        id="deliver-again",
+    ),
     pytest.param(("outbox_discard", "--all", "--reason", "tests"), "--all", "3 messages were discarded.", id="discard"),
     pytest.param(
         ("outbox_pause", "default", "--type", "paid", "--reason", "hot"), "default --type paid", "Paused.", id="pause"
@@ -51,6 +57,7 @@ def test_an_operation_by_command_is_on_the_overview(
     using: str, command: tuple[str, ...], arguments: str, text: str, admin_client: Client
 ):
     put(Status.FAILED, 3, using=using)
+    put(Status.PROCESSED, 2, using=using)
     assert not run(*command, using=using)
     [shown] = admin_client.get(address(using=using)).context["operations"]
     reason = f"{text} Reason: {command[-1]}"
@@ -62,6 +69,7 @@ def test_an_operation_by_command_is_in_the_log(
     command: tuple[str, ...], arguments: str, text: str, caplog: pytest.LogCaptureFixture
 ):
     put(Status.FAILED, 3)
+    put(Status.PROCESSED, 2)
     with caplog.at_level(logging.INFO, "django_outbox"):
         run(*command)
     [record] = [vars(each) for each in caplog.records if getattr(each, "event", "") == "command.finished"]

@@ -20,14 +20,15 @@ class Command(SelectionCommand):
   manage.py outbox_discard --key order-7        let the rest of this key pass
   manage.py outbox_discard --error-class rabbitmq.unroutable --limit 1
 """
-    verb = "discard"
-    participle = "discarded"
     or_else = ", or other rows refer to them,"
 
-    def warn(self, state: Status) -> str:
+    def describe_question(self, messages: str, state: Status) -> str:
         if get_settings().archive:
-            return " They are archived first; outbox_restore brings them back."
-        return " They cannot be brought back."
+            return f"Discard {messages}? They are archived first; outbox_restore brings them back."
+        return f"Discard {messages}? They cannot be brought back."
+
+    def describe_result(self, state: Status) -> str:
+        return "discarded"
 
     def change(self, messages: OutboxMessageQuerySet, state: Status) -> int:
         try:

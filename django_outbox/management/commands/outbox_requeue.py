@@ -19,8 +19,6 @@ class Command(SelectionCommand):
   manage.py outbox_requeue --all --limit 100    the 100 that failed first
   manage.py outbox_requeue --processed --type "order.*" --after 2h --before 1h
 """
-    verb = "requeue"
-    participle = "requeued"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -31,8 +29,13 @@ class Command(SelectionCommand):
             "about the time at which they were processed.",
         )
 
-    def warn(self, state: Status) -> str:
-        return " Consumers receive them again." if state is Status.PROCESSED else ""
+    def describe_question(self, messages: str, state: Status) -> str:
+        if state is Status.PROCESSED:
+            return f"Deliver {messages} again? Consumers receive them again."
+        return f"Requeue {messages}?"
+
+    def describe_result(self, state: Status) -> str:
+        return "due again" if state is Status.PROCESSED else "requeued"
 
     def change(self, messages: OutboxMessageQuerySet, state: Status) -> int:
         return messages.deliver_again() if state is Status.PROCESSED else messages.requeue()
