@@ -29,7 +29,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Status
 from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.figures import NONE, Count
-from django_outbox.monitoring.queues import list_failures, list_retrying
+from django_outbox.monitoring.queues import ERROR_START, list_failures, list_retrying
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint, first_line
@@ -70,6 +70,7 @@ class _Waiting(NamedTuple):
     blocks_key: bool
     first_error_at: datetime.datetime
     last_error_at: datetime.datetime
+    error: str
 
 
 def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int) -> tuple[list[_Waiting], bool]:
@@ -84,7 +85,7 @@ def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int
     ids = list(unkeyed.values_list("id", flat=True)[:limit])
     heads = list_retrying(get_store(connections[using]), publisher, limit)
     waiting = messages.filter(attempts__gt=0, available_at__gt=now, available_at__lt=HELD_BY_PAUSE).order_by("id")
-    columns: Any = waiting.values_list(*_Waiting._fields)
+    columns: Any = waiting.values_list(*_Waiting._fields[:-1], ERROR_START)
     rows = [row for part in batches([*ids, *heads]) for row in columns.filter(pk__in=part)]
     return [_Waiting(*row) for row in rows if None not in row], max(len(ids), len(heads)) == limit
 
@@ -106,6 +107,7 @@ def read_waiting(status: figures.Status) -> tuple[list[figures.FailureGroup], bo
             NONE,
             min(each.first_error_at for each in found),
             max(each.last_error_at for each in found),
+            example=first_line(max(found, key=lambda each: each.last_error_at).error),
         )
         for cause, found in causes.items()
     ]

@@ -194,6 +194,8 @@ class BlockedKey:
     Args:
         id, type, failed: the message that blocks them, and whether it failed; otherwise it will be retried.
         since: the time of its first error, or of its failure.
+        error: the first line of its error.
+        next_attempt: the time of its next attempt; None if it failed.
     """
 
     publisher: str
@@ -204,6 +206,8 @@ class BlockedKey:
     error_class: str
     since: datetime.datetime
     waiting: Count
+    error: str = ""
+    next_attempt: datetime.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

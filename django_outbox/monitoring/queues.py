@@ -149,8 +149,10 @@ def describe_blocked(messages: OutboxMessageQuerySet, waiting: dict[int, Count])
             error_class=head.error_class,
             since=head.failed_at or head.first_error_at or head.occurred_at,
             waiting=waiting[head.pk],
+            error=first_line(head.error),
+            next_attempt=head.available_at,
         )
-        for head in messages.filter(pk__in=waiting).defer("payload", "headers", "error")
+        for head in messages.filter(pk__in=waiting).defer("payload", "headers")
     ]
     return tuple(sorted(keys, key=lambda key: (-key.waiting.number, key.id)))
 

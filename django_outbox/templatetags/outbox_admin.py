@@ -5,6 +5,7 @@ from typing import Any
 
 from django import template
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from django_outbox.admin.display import breakable, clock, exact, with_age
 from django_outbox.admin.overview_page import address
@@ -20,6 +21,11 @@ register.filter("exact", exact)
 def age(time: datetime.datetime | None, now: datetime.datetime) -> SafeString | str:
     # What the figures show has happened, even if it was read a moment after their time.
     return with_age(time and min(time, now), now=now)
+
+
+@register.filter
+def next_attempt(time: datetime.datetime, now: datetime.datetime) -> SafeString | str:
+    return with_age(time, _("next attempt %(age)s"), now)
 
 
 @register.filter

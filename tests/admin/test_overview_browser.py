@@ -347,7 +347,7 @@ def test_long_names_and_errors_do_not_widen_the_page(operator: Operator, figures
     paused = dataclasses.replace(night.publishers[1], outage=f"RabbitMQ at node-1.example.com:5672: {NODES}")
     figures.show(
         publishers=(dataclasses.replace(night.publishers[0], alias="p" * 63), paused),
-        blocked_keys=(dataclasses.replace(night.blocked_keys[0], key="k" * 255),),
+        blocked_keys=(dataclasses.replace(night.blocked_keys[0], key="k" * 255, error="e" * 300),),
         relays=(dataclasses.replace(night.relays[0], host="outbox-relay-6c9f7d8b5b-x7k2p." + "h" * 150),),
         consumers=(dataclasses.replace(night.consumers[0], alias="c" * 50, source="queue " + "q" * 200),),
     )

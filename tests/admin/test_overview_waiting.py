@@ -1,6 +1,7 @@
 """The overview lists the messages that wait for another attempt by cause, and retries them."""
 
 import datetime
+import re
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -68,13 +69,17 @@ def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
 
 
 def test_groups_are_shown_by_cause_with_what_may_be_done(using: str, admin_client: Client):
-    put_waiting(3, using=using)
-    put_waiting(2, using=using, error_class="", key="k", partition=1, blocks_key=True)
+    put_waiting(2, using=using, error="no answer within 10 s")
+    put_waiting(using=using, error="no answer within 12 s\nTraceback", last_error_at=timezone.now())
+    put_waiting(2, using=using, error_class="", error="the till is shut", key="k", partition=1, blocks_key=True)
     put_waiting(using=using, attempts=0)
-    context = admin_client.get(address(using=using)).context
-    groups = [(group.error_class, group.count.number) for group in context["waiting_groups"]]
+    response = admin_client.get(address(using=using))
+    context = response.context
+    groups = [(group.error_class, group.count.number, group.example) for group in context["waiting_groups"]]
     # Of a key, only the first message waits for its attempt; the others wait for it.
-    assert groups == [("shop.Timeout", 3), ("", 1)]
+    assert groups == [("shop.Timeout", 3, "no answer within 12 s"), ("", 1, "the till is shut")]
+    assert re.search(r">next attempt in 1[45] min", text(response))
+    assert text(response).count("the till is shut</td>") == 2
     assert context["waiting_is_complete"]
     assert context["groups"] == ()
 

@@ -57,6 +57,19 @@ def test_failed_messages_are_a_warning_and_exit_1(using: str):
     assert re.search(rf"order-7 +default +t \(id {first.pk}\) +failed", output)
 
 
+def test_a_blocked_key_shows_the_error_and_the_next_attempt_of_the_message_that_blocks_it(using: str):
+    put(2, using, key="order-7")
+    first = OutboxMessage.objects.using(using).order_by("id")[0]
+    OutboxMessage.objects.using(using).filter(pk=first.pk).update(
+        available_at=read_clock(using) + datetime.timedelta(minutes=5, seconds=0.4),
+        attempts=3,
+        error_class="shop.Timeout",
+        error="no answer\nTraceback",
+    )
+    pattern = rf"order-7 +default +t \(id {first.pk}\) +retrying .+ in (5 min|4 min \d+ s) +1 +shop.Timeout +no answer$"
+    assert re.search(pattern, run(using)[1], re.MULTILINE)
+
+
 def test_late_messages_are_critical_and_exit_2(using: str):
     make_late(using)
     code, output = run(using)

@@ -227,8 +227,11 @@ def test_failed_messages_of_many_errors_are_one_group_of_their_class_and_type(
 def test_a_key_stands_still_behind_a_message_that_failed_or_is_retried(using: str):
     failed, *_, retried, behind_it = put(4, using, key="order-5") + put(2, using, key="order-6")
     fail(using, [failed])
-    change(using, [retried], available_at=read_clock(using) + minutes(5), attempts=3, error_class="Timeout")
+    next_attempt = read_clock(using) + minutes(5)
+    change(using, [failed], error="NO_ROUTE\nin exchange 'shop'")
+    change(using, [retried], available_at=next_attempt, attempts=3, error_class="Timeout", error="no answer")
     keys = read_status(using).blocked_keys
+    assert [(key.error, key.next_attempt) for key in keys] == [("NO_ROUTE", None), ("no answer", next_attempt)]
     assert [(key.key, key.id, key.failed, key.error_class, key.waiting) for key in keys] == [
         ("order-5", failed, True, "rabbitmq.nack", Count(3)),
         ("order-6", retried, False, "Timeout", Count(1)),

@@ -154,15 +154,19 @@ def _failures(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _blocked_keys(figures: Status) -> Iterable[Sequence[str]]:
-    yield "key", "publisher", "blocked by", "state", "since", "waiting"
+    yield "key", "publisher", "blocked by", "state", "since", "next attempt", "waiting", "error class", "error"
     for each in figures.blocked_keys:
+        wait = each.next_attempt and duration(round((each.next_attempt - figures.at).total_seconds()))
         yield (
             each.key,
             each.publisher,
             f"{each.type} (id {each.id})",
             "failed" if each.failed else "retrying",
             _ago(figures, each.since),
+            f"in {wait}" if wait else "-",
             str(each.waiting),
+            each.error_class or "-",
+            one_line(each.error, MAX_EXAMPLE_LENGTH),
         )
 
 

@@ -129,7 +129,17 @@ def a_bad_night(using: str = "default") -> Status:
             ),
         ),
         blocked_keys=(
-            BlockedKey("default", "order-5", 17, "order.paid", True, "shop.errors.Timeout", before(hours=2), Count(41)),
+            BlockedKey(
+                "default",
+                "order-5",
+                17,
+                "order.paid",
+                True,
+                "shop.errors.Timeout",
+                before(hours=2),
+                Count(41),
+                "no answer",
+            ),
         ),
         consumers=(
             ConsumerStatus("orders", "queue 'orders' at mq:5672", "reading", 2, before(seconds=3), received=12_345),
