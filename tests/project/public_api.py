@@ -41,8 +41,6 @@ MODULES = (
     "django_outbox.monitoring.prometheus",
     "django_outbox.monitoring.opentelemetry",
     "django_outbox.contrib.django_tasks",
-    "django_outbox.contrib.debug_toolbar",
-    "django_outbox.contrib.health_check",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 ROOT = Path(django_outbox.__file__).parent.parent
