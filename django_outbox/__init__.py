@@ -17,7 +17,7 @@ a lease instead of an open transaction, because a transaction would lock the who
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.enqueueing.asynchronous import aenqueue, aenqueue_many, atomic_async
+    from django_outbox.enqueueing.asynchronous import atomic_async
     from django_outbox.enqueueing.attribution import attributed
     from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
     from django_outbox.exceptions import InvalidMessage, OutboxError, TransactionRequired
@@ -28,8 +28,6 @@ __all__ = [
     "OutboxError",
     "OutboxMessage",
     "TransactionRequired",
-    "aenqueue",
-    "aenqueue_many",
     "atomic_async",
     "attributed",
     "enqueue",
@@ -41,8 +39,6 @@ _MODULE_OF = {
     "OutboxError": "exceptions",
     "OutboxMessage": "models",
     "TransactionRequired": "exceptions",
-    "aenqueue": "enqueueing.asynchronous",
-    "aenqueue_many": "enqueueing.asynchronous",
     "atomic_async": "enqueueing.asynchronous",
     "attributed": "enqueueing.attribution",
     "enqueue": "enqueueing.enqueue",

@@ -61,7 +61,7 @@ def _check_upgrades(event_type: EventType) -> Iterator[CheckMessage]:
         yield Error(
             f"The upgrades of the event {event_type.type} have a gap: {event_type.path} has one from an older "
             f"version, but none from version {version}.",
-            hint=f"Write one with @{event_type.cls.__name__}.upgrade(from_version={version}).",
+            hint=f"Write one with @upgrade({event_type.cls.__name__}, from_version={version}).",
             id="django_outbox.E021",
         )
     if event_type.version > 1 and not event_type.upgrades:
@@ -69,7 +69,7 @@ def _check_upgrades(event_type: EventType) -> Iterator[CheckMessage]:
         yield Warning(
             f"The event {event_type.type} has version {event_type.version}, but {event_type.path} has no upgrade "
             f"from version {previous}: older messages that are still to be delivered cannot be read.",
-            hint=f"Write one with @{event_type.cls.__name__}.upgrade(from_version={previous}), or silence this check "
+            hint=f"Write one with @upgrade({event_type.cls.__name__}, from_version={previous}), or silence this check "
             "if there are no such messages.",
             id="django_outbox.W024",
         )
@@ -83,14 +83,6 @@ def _check_schema(event_type: EventType) -> Iterator[CheckMessage]:
             f"The event {event_type.type} cannot be encoded: {error}.",
             hint=f"Change the annotations of {event_type.path}.",
             id="django_outbox.E022",
-        )
-        return
-    for name, reason in dict(event_type.codec.find_lost_fields()).items():
-        yield Warning(
-            f"A field of the event {event_type.type} never arrives: {name} {reason}.",
-            hint=f"Remove it from {event_type.path}, or give it a type and a serializer that write its value. An event "
-            "is stored and sent as plain text, so it should hold no secret.",
-            id="django_outbox.W050",
         )
 
 

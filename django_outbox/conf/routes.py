@@ -56,45 +56,8 @@ def find_unreachable(routes: Routes) -> Iterator[tuple[str, str]]:
     earlier: list[str] = []
     for pattern in routes:
         for other in earlier:
-            if _covers(_tokens(other), _tokens(pattern)):
+            # Only a `*` matches the wildcards of a later pattern; `?` and sets might match them as characters.
+            if not {"?", "["} & {*other} and fnmatchcase(pattern, other):
                 yield pattern, other
                 break
         earlier.append(pattern)
-
-
-def _tokens(pattern: str) -> list[str]:
-    """Return the parts of a pattern: `*`, `?`, a set in brackets, or a character."""
-    found = []
-    position = 0
-    while position < len(pattern):
-        end = position + 1
-        if pattern[position] == "[":
-            # As `fnmatch` reads it: a bracket that comes first belongs to the set.
-            first = position + (2 if pattern[position + 1 : position + 2] == "!" else 1)
-            closing = pattern.find("]", first + 1)
-            end = closing + 1 if closing > 0 else end
-        found.append(pattern[position:end])
-        position = end
-    return found
-
-
-def _covers(wide: list[str], narrow: list[str]) -> bool:
-    """Return whether a pattern certainly matches everything that another one matches."""
-    # For each number of parts of `narrow`, whether the parts of `wide` so far can match that many of them.
-    reached = [True] + [False] * len(narrow)
-    for part in wide:
-        if part == "*":
-            for index in range(len(narrow)):
-                reached[index + 1] |= reached[index]
-        else:
-            steps = [reached[index] and _covers_one(part, other) for index, other in enumerate(narrow)]
-            reached = [False, *steps]
-    return reached[-1]
-
-
-def _covers_one(wide: str, narrow: str) -> bool:
-    if narrow == "*":
-        return False
-    if wide in ("?", narrow):
-        return True
-    return len(narrow) == 1 and narrow != "?" and len(wide) > 1 and fnmatchcase(narrow, wide)

@@ -40,12 +40,8 @@ class ModelEvent(Protocol):
         """Only pydantic models have this method."""
 
 
-class NamedTupleEvent(Protocol):
-    def _asdict(self) -> dict[str, Any]: ...
-
-
-Event: TypeAlias = DataclassEvent | ModelEvent | NamedTupleEvent | Mapping[str, object]
-"""The types of events for a type checker: a dataclass, a pydantic model, a NamedTuple or a TypedDict."""
+Event: TypeAlias = DataclassEvent | ModelEvent | Mapping[str, object]
+"""The types of events for a type checker: a dataclass, a pydantic model or a TypedDict."""
 
 
 def encode(event: object) -> EncodedEvent:

@@ -16,15 +16,13 @@ Events are discovered in the module `events` of each installed app.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.events.recording import EventCollector, RecordsEvents, collect_events
+    from django_outbox.events.recording import RecordsEvents
     from django_outbox.events.registry import decode_event, event, upgrade
 
-__all__ = ["EventCollector", "RecordsEvents", "collect_events", "decode_event", "event", "upgrade"]
+__all__ = ["RecordsEvents", "decode_event", "event", "upgrade"]
 
 _MODULE_OF = {
-    "EventCollector": "recording",
     "RecordsEvents": "recording",
-    "collect_events": "recording",
     "decode_event": "registry",
     "event": "registry",
     "upgrade": "registry",

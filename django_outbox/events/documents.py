@@ -91,7 +91,7 @@ def _schema(event_type: EventType, root: str) -> dict[str, Any]:
 
 
 def _has_docstring(cls: type) -> bool:
-    """Return whether a class has a docstring that a person wrote; `dataclass` and NamedTuple make one."""
+    """Return whether a class has a docstring that a person wrote; `dataclass` makes one."""
     text = vars(cls).get("__doc__")
     return bool(text) and not re.match(rf"{re.escape(cls.__name__)}\(.*\)( -> None)?$", str(text), re.DOTALL)
 

@@ -49,12 +49,6 @@ class EventType:
 
     def encode(self, event: Any) -> EncodedEvent:
         if type(event) is not self.cls:
-            if self.codec.is_parametrized(type(event)):
-                raise InvalidEvent(
-                    f"{type(event).__qualname__} is not an event: the event {self.cls.__qualname__} is generic, so it "
-                    "does not say what its fields are. Decorate a class with concrete types, such as class "
-                    f"{self.cls.__name__}OfInt({type(event).__qualname__})."
-                )
             raise InvalidEvent(
                 f"{type(event).__qualname__} is not an event, but a subclass of the event {self.cls.__qualname__}. "
                 f"Decorate it with @event and its own type, or pass {self.cls.__qualname__}."
@@ -152,7 +146,7 @@ class EventType:
                     self.type,
                     version,
                     f"The event {self.type} has version {version}, and {self.path} has no upgrade from version {step}. "
-                    f"Write one with @{self.cls.__name__}.upgrade(from_version={step}).",
+                    f"Write one with @upgrade({self.cls.__name__}, from_version={step}).",
                 )
             try:
                 payload = function(payload)

@@ -69,7 +69,7 @@ def event(
 ) -> Callable[[_Class], _Class]:
     """Register a class for a type of messages, so that `enqueue` takes its instances.
 
-    The class is a dataclass, a pydantic model, a TypedDict or a NamedTuple. Needs the extra `events`.
+    The class is a dataclass, a pydantic model or a TypedDict. Needs the extra `events`.
 
     Args:
         type: the type of the messages, such as `order.created`.
@@ -109,11 +109,6 @@ def event(
         decorated: Any = _as_dict_subclass(cls) if codec.is_typed_dict else cls
         event_type = EventType(type, decorated, codec, version=version, key=key, topic=topic, publisher=publisher)
         setattr(decorated, ATTRIBUTE, event_type)
-        # A base class may be another event.
-        inherited = getattr(decorated, "upgrade", None)
-        is_free = inherited is None or isinstance(getattr(inherited, "__self__", None), EventType)
-        if is_free and "upgrade" not in codec.field_names:
-            decorated.upgrade = event_type.upgrade
         registry.add(event_type)
         return cast("_Class", decorated)
 
@@ -122,9 +117,6 @@ def event(
 
 def upgrade(event_class: type, *, from_version: int) -> Callable[[_Upgrade], _Upgrade]:
     """Register a function that turns a payload of an older version into one of the next version.
-
-    `@OrderCreated.upgrade(from_version=1)` does the same. Type checkers do not know that attribute, and a field may
-    have its name; use this function then.
 
     Args:
         event_class: the class of the event.

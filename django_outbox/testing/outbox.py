@@ -5,14 +5,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import router
 from django.db.models import Max
 
 from django_outbox.brokers import memory
-from django_outbox.db.transactions import in_async_code
 from django_outbox.events.registry import decode_message
 from django_outbox.events.registry import registry as events
 from django_outbox.handlers.publisher import HANDLER_HEADER
@@ -75,7 +72,6 @@ class Outbox:
             TypeError: `where` names something that a message does not have.
         """
         __tracebackhide__ = True
-        _refuse_async("assert_enqueued")
         found = next(self._find(type_or_event, where, fields), None)
         if found is None:
             raise AssertionError(f"No message {_describe(type_or_event, where, fields)} was enqueued. {self._list()}")
@@ -90,7 +86,6 @@ class Outbox:
             AssertionError: there is such a message.
         """
         __tracebackhide__ = True
-        _refuse_async("assert_not_enqueued")
         if next(self._find(type_or_event, where, fields), None) is not None:
             raise AssertionError(f"A message {_describe(type_or_event, where, fields)} was enqueued. {self._list()}")
 
@@ -106,7 +101,6 @@ class Outbox:
             AssertionError: there is no such call. The error lists the calls that were stored.
         """
         __tracebackhide__ = True
-        _refuse_async("assert_called")
         from django_outbox.testing.celery_calls import read_call  # noqa: PLC0415 - needs Celery
 
         name = task if isinstance(task, str) else task.name
@@ -146,43 +140,9 @@ class Outbox:
             TransactionForbidden: it was called inside `transaction.atomic()`.
         """
         __tracebackhide__ = True
-        _refuse_async("drain")
         if delayed:
             OutboxMessage.objects.using(self.using).filter(id__gt=self._after).retry_now()
         return drain_outbox(self.using, raise_failures=raise_failures, max_seconds=max_seconds, run_tasks=run_tasks)
-
-    async def aassert_enqueued(
-        self, type_or_event: str | type, /, *, where: Mapping[str, Any] | None = None, **fields: Any
-    ) -> OutboxMessage:
-        """Do the same as `assert_enqueued`, in async code."""
-        __tracebackhide__ = True
-        return await sync_to_async(self.assert_enqueued)(type_or_event, where=where, **fields)
-
-    async def aassert_not_enqueued(
-        self, type_or_event: str | type, /, *, where: Mapping[str, Any] | None = None, **fields: Any
-    ) -> None:
-        """Do the same as `assert_not_enqueued`, in async code."""
-        __tracebackhide__ = True
-        await sync_to_async(self.assert_not_enqueued)(type_or_event, where=where, **fields)
-
-    async def aassert_called(self, task: Any, /, *args: Any, **kwargs: Any) -> OutboxMessage:
-        """Do the same as `assert_called`, in async code."""
-        __tracebackhide__ = True
-        return await sync_to_async(self.assert_called)(task, *args, **kwargs)
-
-    async def adrain(
-        self,
-        *,
-        raise_failures: bool = True,
-        max_seconds: float = 30.0,
-        delayed: bool = False,
-        run_tasks: bool = False,
-    ) -> Drained:
-        """Do the same as `drain`, in async code."""
-        __tracebackhide__ = True
-        return await sync_to_async(self.drain)(
-            raise_failures=raise_failures, max_seconds=max_seconds, delayed=delayed, run_tasks=run_tasks
-        )
 
     def _find(
         self, type_or_event: str | type, where: Mapping[str, Any] | None, fields: Mapping[str, Any]
@@ -209,11 +169,6 @@ class Outbox:
         ]
         more = [f"  and {len(messages) - MAX_LISTED:,} more"] if len(messages) > MAX_LISTED else []
         return "\n".join(["Enqueued:", *lines, *more])
-
-
-def _refuse_async(function: str) -> None:
-    if in_async_code():
-        raise SynchronousOnlyOperation(f"{function}() was called in async code. Write `await outbox.a{function}(...)`.")
 
 
 def _details(message: OutboxMessage) -> str:

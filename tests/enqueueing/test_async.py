@@ -1,7 +1,6 @@
 """Async code: the errors name the remedy, and the remedy works."""
 
 import asyncio
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,16 +9,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 
-from django_outbox import (
-    OutboxMessage,
-    TransactionRequired,
-    aenqueue,
-    aenqueue_many,
-    atomic_async,
-    enqueue,
-    enqueue_many,
-)
-from django_outbox.events import collect_events
+from django_outbox import OutboxMessage, TransactionRequired, atomic_async, enqueue, enqueue_many
 from tests.conftest import ALIASES
 from tests.support.messages import count
 
@@ -29,7 +19,6 @@ committed = pytest.mark.django_db(databases=ALIASES, transaction=True)
 CALLS: dict[str, Callable[[str], Any]] = {
     "enqueue": lambda using: enqueue("order.created", 1, using=using),
     "enqueue_many": lambda using: enqueue_many([OutboxMessage(type="order.created", payload=1)], using=using),
-    "collect_events": lambda using: collect_events(using=using).__enter__(),
 }
 WITHOUT_TRANSACTION: dict[str, Callable[[str], Any]] = {
     "enqueue": lambda using: enqueue("order.created", 1, using=using, require_transaction=False),
@@ -153,48 +142,3 @@ class TestAtomicAsync:
             async_to_sync(start)()
         made.close()
         assert count(using) == 0
-
-
-ASYNC_CALLS: dict[str, Callable[..., Any]] = {
-    "aenqueue": lambda using, **more: aenqueue("order.created", 1, using=using, **more),
-    "aenqueue_many": lambda using, **more: aenqueue_many(
-        [OutboxMessage(type="order.created", payload=1)], using=using, **more
-    ),
-}
-
-
-@committed
-@pytest.mark.parametrize("name", ASYNC_CALLS)
-def test_a_message_can_be_enqueued_on_its_own(using: str, name: str):
-    async def view() -> Any:
-        return await ASYNC_CALLS[name](using, require_transaction=False)
-
-    async_to_sync(view)()
-    assert [message.payload for message in OutboxMessage.objects.using(using)] == [1]
-
-
-@committed
-@pytest.mark.parametrize("name", ASYNC_CALLS)
-def test_an_async_function_that_needs_a_transaction_is_named_with_the_remedy(using: str, name: str):
-    async def view() -> None:
-        with pytest.raises(
-            TransactionRequired, match=rf"^{name}\(\) was called in async code.*call {name[1:]}\(\) in a "
-        ):
-            await ASYNC_CALLS[name](using)
-
-    async_to_sync(view)()
-    assert count(using) == 0
-
-
-@committed
-def test_aenqueue_takes_the_arguments_of_enqueue(using: str):
-    names = inspect.signature(enqueue).parameters
-    assert [*inspect.signature(aenqueue).parameters.items()] == [*names.items()]
-    assert inspect.signature(aenqueue_many).parameters == inspect.signature(enqueue_many).parameters
-
-    async def view() -> None:
-        await aenqueue("a", 1, key=7, topic="t", headers={"h": 1}, using=using, require_transaction=False)
-
-    async_to_sync(view)()
-    message = OutboxMessage.objects.using(using).get()
-    assert (message.key, message.topic, message.headers["h"]) == ("7", "t", 1)

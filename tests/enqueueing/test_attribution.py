@@ -5,14 +5,14 @@ import uuid
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 from django.http import QueryDict
 from django.test import Client
 from django.utils.functional import SimpleLazyObject
 from django.utils.html import escape
 
-from django_outbox import InvalidMessage, OutboxMessage, aenqueue, attributed, enqueue, enqueue_many
+from django_outbox import InvalidMessage, OutboxMessage, attributed, enqueue, enqueue_many
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
@@ -62,7 +62,7 @@ class TestContexts:
         async def place(number: int) -> None:
             with attributed(actor=f"user:{number}"):
                 await asyncio.sleep(0)
-                await aenqueue("placed", number, require_transaction=False)
+                await sync_to_async(enqueue)("placed", number, require_transaction=False)
 
         @async_to_sync
         async def place_many() -> None:
@@ -96,7 +96,7 @@ class TestHandlers:
 
         @handler("paid", name="async")
         async def handle_async(payload: Any, message: Message) -> None:
-            await aenqueue("done.async", 1, require_transaction=False)
+            await sync_to_async(enqueue)("done.async", 1, require_transaction=False)
             raise ValueError("no")
 
         @handle_async.fallback

@@ -4,13 +4,12 @@ import dataclasses
 import datetime
 import zoneinfo
 from decimal import Decimal
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pytest
-from pydantic import BaseModel, Field, PlainSerializer, PrivateAttr, SecretBytes, SecretStr
+from pydantic import BaseModel, PlainSerializer, PrivateAttr, SecretBytes, SecretStr
 from typing_extensions import TypedDict
 
-from django_outbox.checks.events import check_events
 from django_outbox.enqueueing.events import encode
 from django_outbox.events import decode_event, event
 from django_outbox.exceptions import InvalidEvent
@@ -41,9 +40,7 @@ def make(annotation: Any, kind: str = "dataclass") -> Any:
         return dataclasses.make_dataclass("Changed", [("value", annotation)])
     if kind == "model":
         return type("Changed", (BaseModel,), {"__annotations__": {"value": annotation}, "__module__": __name__})
-    if kind == "typed dict":
-        return TypedDict("Changed", {"value": annotation})  # type: ignore[operator]
-    return NamedTuple("Changed", [("value", annotation)])
+    return TypedDict("Changed", {"value": annotation})  # type: ignore[operator]
 
 
 CHANGED: dict[str, tuple[Any, Any, str]] = {
@@ -68,7 +65,7 @@ CHANGED: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["dataclass", "model", "typed dict", "named tuple"])
+@pytest.mark.parametrize("kind", ["dataclass", "model", "typed dict"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_value_that_would_arrive_changed_is_refused(name: str, kind: str):
     annotation, value, problem = CHANGED[name]
@@ -79,7 +76,7 @@ def test_a_value_that_would_arrive_changed_is_refused(name: str, kind: str):
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["dataclass", "model", "typed dict", "named tuple"])
+@pytest.mark.parametrize("kind", ["dataclass", "model", "typed dict"])
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
@@ -128,25 +125,13 @@ def test_nan_is_not_taken_for_a_change():
 
 
 @pytest.mark.parametrize("fold", [0, 1])
-@pytest.mark.parametrize("kind", ["dataclass", "model", "typed dict", "named tuple"])
+@pytest.mark.parametrize("kind", ["dataclass", "model", "typed dict"])
 def test_a_time_in_the_hour_that_clocks_repeat_is_accepted(kind: str, fold: int):
     """Python finds such a time unequal to the same time in any other zone."""
     cls = event("changed")(make(list[datetime.datetime], kind))
     time = datetime.datetime(2026, 10, 25, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=fold)
     encoded = encode(cls(value=[time]))
     assert encoded.payload == {"value": [f"2026-10-25T02:30:00+0{2 - fold}:00"]}
-
-
-class Page(BaseModel, Generic[T]):
-    items: list[T]
-
-
-def test_a_generic_event_is_refused_with_what_to_do():
-    event("page")(Page)
-    with pytest.raises(InvalidEvent, match=r"Page\[int\] is not an event: the event Page is generic.* class PageOfInt"):
-        encode(Page[int](items=[1]))
-    concrete = event("page.int")(type("PageOfInt", (Page[int],), {"__module__": __name__}))
-    assert encode(concrete(items=[1])).payload == {"items": [1]}
 
 
 def test_an_annotation_that_cannot_be_resolved_is_named():
@@ -156,41 +141,11 @@ def test_an_annotation_that_cannot_be_resolved_is_named():
         id: int
         customer: "Customer"  # type: ignore[name-defined] # noqa: F821
 
-    text = rf"customer: its annotation names 'Customer', which is not defined in {__name__}\.$"
+    text = rf"an annotation of {__name__}\..*Unresolved names 'Customer', which is not defined\.$"
     with pytest.raises(InvalidEvent, match=text):
         encode(Unresolved(1, None))
     with pytest.raises(InvalidEvent, match=text):
         decode_event("unresolved", b'{"id": 1, "customer": 2}', None)
-
-
-def find_problems() -> list[tuple[str, str]]:
-    return [(str(each.id).removeprefix("django_outbox."), each.msg) for each in check_events(None)]
-
-
-class Credentials(BaseModel):
-    token: SecretStr
-
-
-@pytest.mark.parametrize(
-    ("annotation", "problem"),
-    [
-        (SecretStr, "value is a secret, which is written as asterisks"),
-        (list[SecretStr] | None, "value is a secret"),
-        (dict[str, Credentials], "token is a secret"),
-        (Annotated[str, Field(exclude=True)], "value is excluded from what is written"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["dataclass", "model"])
-def test_a_field_that_never_arrives_is_reported(annotation: Any, problem: str, kind: str):
-    event("changed")(make(annotation, kind))
-    ((id, message),) = find_problems()
-    assert id == "W050"
-    assert problem in message
-
-
-def test_fields_that_arrive_are_not_reported():
-    event("changed")(make(Any))
-    assert find_problems() == []
 
 
 def test_a_typed_dict_that_extends_an_event_is_refused_with_what_to_do():

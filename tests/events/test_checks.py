@@ -1,7 +1,7 @@
 """The system checks of events and routes, each by its ID."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
@@ -100,11 +100,13 @@ class Opaque:
     pass
 
 
-class WithOpaque(NamedTuple):
+@dataclasses.dataclass
+class WithOpaque:
     value: Opaque
 
 
-class WithUnknown(NamedTuple):
+@dataclasses.dataclass
+class WithUnknown:
     value: "NoSuchClass"  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -160,8 +162,6 @@ def test_a_pattern_that_is_reported_never_applies(patterns: list[str], types: li
         ("*", "a.*", True),
         ("a.*", "a.b.*", True),
         ("a.*.c", "a.b.c", True),
-        ("a.?", "a.[xy]", True),
-        ("a.[xyz]", "a.x", True),
         ("a.*", "*", False),
         ("a.?", "a.*", False),
         ("a.b", "a.*", False),

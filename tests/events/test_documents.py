@@ -9,7 +9,7 @@ import json
 import uuid
 from decimal import Decimal
 from io import StringIO
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import pytest
 from django.core.management import call_command
@@ -58,9 +58,10 @@ class OrderCreated:
     category: Category | None = None
 
 
-class OrderSent(NamedTuple):
+@dataclasses.dataclass
+class OrderSent:
     id: int
-    parcels: dict[str, float] = {}
+    parcels: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class OrderPaid(TypedDict):

@@ -8,7 +8,7 @@ import json
 import uuid
 from collections import deque
 from decimal import Decimal
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import pytest
 from django.db import transaction
@@ -85,11 +85,7 @@ def make_typed_dict() -> Any:
     return TypedDict("Everything", TYPES)  # type: ignore[operator]
 
 
-def make_named_tuple() -> Any:
-    return NamedTuple("Everything", [*TYPES.items()])
-
-
-MAKERS = [make_dataclass, make_model, make_typed_dict, make_named_tuple]
+MAKERS = [make_dataclass, make_model, make_typed_dict]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
@@ -200,7 +196,8 @@ def test_a_value_of_another_type_is_refused_and_the_transaction_can_continue(
 NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001
 
 
-class Stop(NamedTuple):
+@dataclasses.dataclass
+class Stop:
     at: datetime.datetime | None
 
 
@@ -220,7 +217,7 @@ class TestNaiveDatetimes:
         with transaction.atomic():
             enqueue(tour(stops={"a": [Stop(aware), Stop(None)]}))
             enqueue(Stop(aware))
-            for given, path in (tour(stops={"a": [Stop(aware), Stop(NAIVE)]}), "stops.a.1.0"), (Stop(NAIVE), "at"):
+            for given, path in (tour(stops={"a": [Stop(aware), Stop(NAIVE)]}), "stops.a.1.at"), (Stop(NAIVE), "at"):
                 with pytest.raises(InvalidEvent) as info:
                     enqueue(given)
                 assert f"): {path}: is a naive datetime" in str(info.value)
@@ -229,7 +226,7 @@ class TestNaiveDatetimes:
     @pytest.mark.parametrize("kind", [list, set, frozenset, deque])
     def test_one_is_found_in_every_kind_of_container(self, kind: Any):
         cls = event("opened")(dataclasses.make_dataclass("Opened", [("times", kind[datetime.datetime])]))
-        with transaction.atomic(), pytest.raises(InvalidEvent, match=r"times\.0: is a naive datetime"):
+        with transaction.atomic(), pytest.raises(InvalidEvent, match=r"times.*: is a naive datetime"):
             enqueue(cls(times=kind([NAIVE])))
 
     def test_the_remedy_for_a_time_of_no_zone_works(self):
@@ -242,7 +239,8 @@ class TestNaiveDatetimes:
 SURROGATE = chr(0xD800)
 
 
-class Sums(NamedTuple):
+@dataclasses.dataclass
+class Sums:
     numbers: list[int]
     flags: dict[str, bool]
     any: Any = None
@@ -341,16 +339,6 @@ def test_a_model_with_an_alias_is_encoded_by_the_alias():
     assert decode_event("order.renamed", encoded.payload, {}) == sent
 
 
-def test_a_named_tuple_takes_its_defaults_when_a_field_is_missing():
-    @event("order.sent")
-    class OrderSent(NamedTuple):
-        id: int
-        tags: list[str] = []
-
-    assert decode_event("order.sent", {"id": 7}, {}) == OrderSent(7)
-    assert OrderSent.__outbox_event__.encode(OrderSent(7)).payload == {"id": 7, "tags": []}  # type: ignore[attr-defined]
-
-
 def test_a_subclass_of_an_event_is_not_that_event():
     cls = event("order.created")(OrderCreated)
 
@@ -370,7 +358,8 @@ def test_an_empty_field_cannot_be_part_of_a_key(value: Any):
 
 def test_an_enum_in_a_key_is_its_value():
     @event("colour.chosen", key="{colour}")
-    class ColourChosen(NamedTuple):
+    @dataclasses.dataclass
+    class ColourChosen:
         colour: Colour
 
     assert ColourChosen.__outbox_event__.encode(ColourChosen(Colour.RED)).key == "red"  # type: ignore[attr-defined]

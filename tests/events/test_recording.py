@@ -18,8 +18,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import InvalidMessage, OutboxMessage
 from django_outbox.db.transactions import waits_for_commit
-from django_outbox.events import EventCollector, collect_events, event, recording
-from django_outbox.exceptions import InvalidEvent, TransactionRequired, UnsavedEvents
+from django_outbox.events import event, recording
+from django_outbox.exceptions import InvalidEvent, UnsavedEvents
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 
@@ -111,9 +111,6 @@ class TestSaving:
             purchase.record(event)
             with pytest.raises(error, match=text):
                 purchase.save(using=using)
-            with pytest.raises(error, match=text), collect_events(using=using) as events:
-                events.record(PurchaseChanged(1))
-                events.record(event)
             purchase = Purchase(number="A-1")
 
     def test_receivers_of_post_save_may_record(self, purchase: Purchase, using: str):
@@ -494,8 +491,6 @@ class TestWarning:
     def test_what_is_no_event_cannot_be_recorded(self, value: Any):
         with pytest.raises(InvalidMessage, match="event: must be an event, or a function that returns one"):
             Purchase(number="A-1").record(value)
-        with pytest.raises(InvalidMessage, match="event: must be an event, not"):
-            EventCollector().record(value)
 
     def test_the_class_of_an_event_cannot_be_recorded(self):
         with pytest.raises(InvalidMessage, match=r"Record PurchaseChanged\(\.\.\.\) instead"):
@@ -508,42 +503,3 @@ class TestWarning:
             with pytest.raises(InvalidMessage, match=r"the recorded function .* must return an event, not NoneType"):
                 purchase.save(using=using)
         assert Purchase.objects.using(using).count() == 0
-
-
-@committed
-class TestCollecting:
-    def test_the_events_are_enqueued_at_the_end_of_the_block(self, using: str):
-        with collect_events(using=using) as events:
-            events.record(PurchaseChanged(1))
-            events.record(PurchaseChanged(2))
-            assert payloads(using) == []
-        assert [payload["id"] for payload in payloads(using)] == [1, 2]
-
-    def test_an_exception_rolls_the_work_back_and_enqueues_nothing(self, purchase: Purchase, using: str):
-        with pytest.raises(Undo), collect_events(using=using) as events:
-            purchase.save(using=using)
-            events.record(PurchaseChanged(1))
-            raise Undo
-        assert payloads(using) == []
-        assert Purchase.objects.using(using).count() == 0
-
-    def test_an_outer_transaction_decides(self, using: str):
-        with pytest.raises(Undo), transaction.atomic(using=using):
-            with collect_events(using=using) as events:
-                events.record(PurchaseChanged(1))
-            assert len(payloads(using)) == 1
-            raise Undo
-        assert payloads(using) == []
-
-    def test_an_invalid_event_rolls_the_work_back(self, purchase: Purchase, using: str):
-        with pytest.raises(InvalidEvent), collect_events(using=using) as events:
-            purchase.save(using=using)
-            events.record(PurchaseChanged("1"))  # type: ignore[arg-type]
-        assert Purchase.objects.using(using).count() == 0
-
-    def test_an_event_that_is_recorded_after_the_block_is_refused(self, using: str):
-        with collect_events(using=using) as events:
-            events.record(PurchaseChanged(1))
-        with pytest.raises(TransactionRequired, match="after the end of the block"):
-            events.record(PurchaseChanged(2))
-        assert len(payloads(using)) == 1

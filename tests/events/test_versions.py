@@ -29,7 +29,7 @@ def order_created(fresh_registry: object) -> Any:
     """Version 3, with upgrades from 1 and 2."""
     cls: Any = event("order.created", version=3)(OrderCreated)
 
-    @cls.upgrade(from_version=1)  # type: ignore[untyped-decorator]
+    @upgrade(cls, from_version=1)
     def add_currency(payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "currency": "EUR"}
 
@@ -67,8 +67,8 @@ def test_an_unknown_type_is_an_error_that_suggests_a_known_one():
 
 
 def test_a_missing_upgrade_is_an_error():
-    cls = event("order.paid", version=2)(dataclasses.make_dataclass("OrderPaid", ["id"]))
-    with pytest.raises(UnknownEvent, match=rf"@{cls.__name__}.upgrade\(from_version=1\)"):
+    event("order.paid", version=2)(dataclasses.make_dataclass("OrderPaid", ["id"]))
+    with pytest.raises(UnknownEvent, match=r"@upgrade\(OrderPaid, from_version=1\)"):
         decode_event("order.paid", {}, {})
 
 
@@ -103,12 +103,12 @@ def test_a_payload_that_does_not_match_the_class_is_an_error(payload: Any):
 @pytest.mark.parametrize("version", [0, 3, 4, "1", True])
 def test_an_upgrade_starts_from_an_older_version(order_created: Any, version: Any):
     with pytest.raises(ImproperlyConfigured, match="but the event has version 3"):
-        order_created.upgrade(from_version=version)
+        upgrade(order_created, from_version=version)
 
 
 def test_a_second_upgrade_from_a_version_is_refused(order_created: Any):
     with pytest.raises(ImproperlyConfigured, match="there are two upgrades from version 1"):
-        order_created.upgrade(from_version=1)(dict)
+        upgrade(order_created, from_version=1)(dict)
 
 
 def test_upgrade_needs_an_event():
@@ -122,20 +122,9 @@ def test_an_event_that_inherits_from_another_has_upgrades_of_its_own(order_creat
     class OrderImported(order_created):  # type: ignore[misc]
         source: str
 
-    OrderImported.upgrade(from_version=1)(lambda payload: {**payload, "source": "csv"})
+    upgrade(OrderImported, from_version=1)(lambda payload: {**payload, "source": "csv"})
     payload = {"id": 7, "currency": "EUR", "lines": 1}
     assert decode_event("order.imported", payload, {}) == OrderImported(7, "EUR", 1, "csv")
-
-
-def test_a_field_called_upgrade_is_kept():
-    @event("flat.changed", version=2)
-    @dataclasses.dataclass
-    class FlatChanged:
-        upgrade: str = "none"
-
-    upgrade(FlatChanged, from_version=1)(lambda payload: {"upgrade": payload["old"]})
-    assert FlatChanged.upgrade == "none"
-    assert decode_event("flat.changed", {"old": "sauna"}, {}) == FlatChanged("sauna")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, transaction
 from django.test import modify_settings, override_settings
@@ -14,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from django_outbox import OutboxMessage, aenqueue, enqueue, enqueue_many, tracing
+from django_outbox import OutboxMessage, enqueue, enqueue_many, tracing
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.enqueueing import enqueue as enqueue_module
 from django_outbox.enqueueing.validation import MAX_HEADERS_BYTES
@@ -319,7 +320,7 @@ def test_a_handler_continues_the_trace_of_its_message(
 ):
     @handler("order.created")
     async def note(payload: Any, message: Message) -> None:
-        await aenqueue("order.noted", {}, using=using, require_transaction=False)
+        await sync_to_async(enqueue)("order.noted", {}, using=using, require_transaction=False)
         if fails:
             raise KeyError("secret")
 

@@ -203,12 +203,13 @@ TESTS = """
 
     import django
     import pytest
+    from asgiref.sync import sync_to_async
     from django.conf import settings as django_settings
     from django.core.management import call_command
     from django.db import connections, transaction
     from django.test import TestCase, TransactionTestCase, override_settings
 
-    from django_outbox import aenqueue, enqueue
+    from django_outbox import enqueue
     from django_outbox.handlers import handler
     from django_outbox.relay import Relay
     from django_outbox.testing import OutboxTestMixin, drain, memory_publishers
@@ -278,8 +279,8 @@ TESTS = """
     @override_settings(OUTBOX=OTHER)
     class DecoratedTests(Decorated, OutboxTestMixin, TestCase):
         async def test_async(self):
-            await aenqueue("order.created", {}, require_transaction=False)
-            await self.outbox.adrain()
+            await sync_to_async(enqueue)("order.created", {}, require_transaction=False)
+            await sync_to_async(self.outbox.drain)()
             assert len(self.outbox.published) == 1
 
     class FunctionTests(TestCase):
