@@ -3,9 +3,8 @@
 import argparse
 import datetime
 import re
-from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
@@ -72,36 +71,17 @@ def moment(text: str) -> datetime.datetime | datetime.timedelta:
     return make_aware(time) if is_naive(time) else time
 
 
-def add_pause_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "publisher", metavar="PUBLISHER", nargs="?", help="Alias of the publisher in OUTBOX['PUBLISHERS']."
-    )
-    parser.add_argument("--publisher", metavar="ALIAS", dest="alias", help="The same, as of other commands.")
-    parser.add_argument(
-        "--type", metavar="TYPE", default="", help="Only messages of exactly this type (default: the whole publisher)."
-    )
-
-
-def require_publisher(alias: str | None) -> str:
-    """Return the alias of a publisher. Raises `CommandError` if none was given, or it is not in the settings."""
+def require_publisher(alias: str) -> str:
+    """Return the alias of a publisher. Raises `CommandError` if it is not in the settings."""
     publishers = get_settings().publishers
-    if alias is None or alias not in publishers:
-        problem = "Name a publisher" if alias is None else f"There is no publisher {alias!r}"
-        raise CommandError(f"{problem}; OUTBOX has {', '.join(sorted(publishers))}.")
+    if alias not in publishers:
+        raise CommandError(f"There is no publisher {alias!r}; OUTBOX has {', '.join(sorted(publishers))}.")
     return alias
-
-
-def read_publisher(options: dict[str, Any]) -> str | None:
-    """Return the publisher of `add_pause_arguments`. Raises `CommandError` if two are named."""
-    named = {options["publisher"], options["alias"]} - {None}
-    if len(named) > 1:
-        raise CommandError("Name one publisher.")
-    return named.pop() if named else None
 
 
 def subject(publisher: str, type: str) -> str:
     """Return what is paused as it is written on the command line."""
-    return f"{publisher} --type {type}" if type else publisher
+    return f"--publisher {publisher}" + (f" --type {type}" if type else "")
 
 
 def describe(publisher: str, type: str) -> str:

@@ -88,11 +88,10 @@ class OutboxCommand(BaseCommand):
         return alias
 
     def add_no_input_argument(self, parser: CommandParser) -> None:
-        """Add `--no-input`, which is also called `--noinput` and `--yes`."""
+        """Add `--no-input`, which is also called `--noinput` as in Django's own commands."""
         parser.add_argument(
             "--no-input",
             "--noinput",
-            "--yes",
             action="store_false",
             dest="interactive",
             help="Do not ask for confirmation on a terminal.",

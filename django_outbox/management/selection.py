@@ -5,10 +5,10 @@ import heapq
 import sys
 from abc import abstractmethod
 from array import array
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
+from operator import or_
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
@@ -24,15 +24,6 @@ from django_outbox.models.message import batches
 from django_outbox.utils.text import counted
 
 FILTERS = ("publisher", "type", "error_class", "after", "before", "key")
-
-NOUNS = {"publisher": "publishers", "type": "types", "error_class": "error classes", "key": "keys"}
-"""The nouns of filters for which other values are listed."""
-
-MAX_OTHERS = 10_000
-"""Number of the newest failed messages in which other values are looked for."""
-
-MAX_NAMES = 5
-"""Number of names in one line."""
 
 
 @dataclass(slots=True)
@@ -104,9 +95,6 @@ class SelectionCommand(OutboxCommand):
         # A question needs its context.
         if self.verbosity > 0 or (ids and self.is_asking(options)):
             self._describe(groups, state)
-        if not ids and self.verbosity > 0:
-            for line in describe_others(messages, options):
-                self.write_line(line)
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
         elif ids:
@@ -149,6 +137,8 @@ class SelectionCommand(OutboxCommand):
         blocking = sum(group.blocking for group in groups.values())
         blocked = f", {blocking:,} of which block their key" if blocking else ""
         self.write_line(f"Found {counted(count, f'{state} message')}{blocked}.")
+        if not count and state is Status.FAILED:
+            self.write_line("outbox_status shows what has failed, by cause.")
 
     def _change(
         self, messages: OutboxMessageQuerySet, state: Status, ids: "array[int]", options: dict[str, Any]
@@ -198,9 +188,17 @@ def in_state(messages: OutboxMessageQuerySet, state: Status) -> list[tuple[Outbo
 
 def chosen(messages: OutboxMessageQuerySet, time: str, options: dict[str, Any]) -> OutboxMessageQuerySet:
     """Return the messages that match all filters, given the field of their time."""
-    for name in FILTERS:
+    if options["publisher"] is not None:
+        messages = messages.filter(publisher=options["publisher"])
+    if options["key"] is not None:
+        messages = messages.filter(IsExactly(F("key"), options["key"]))
+    for name, lookup in (("after", "gte"), ("before", "lt")):
+        if (at := options[name]) is not None:
+            limit = DatabaseNow() - at if isinstance(at, datetime.timedelta) else at
+            messages = messages.filter(**{f"{time}__{lookup}": limit})
+    for name in ("type", "error_class"):
         if options[name] is not None:
-            messages = _filtered(messages, name, options[name], time)
+            messages = messages.filter(reduce(or_, [Q(MatchesPattern(F(name), each)) for each in options[name]]))
     return messages
 
 
@@ -214,60 +212,6 @@ def describe_filters(options: dict[str, Any]) -> str:
                 time = timezone.now() - value if isinstance(value, datetime.timedelta) else value
                 texts.append(f"{_flag(name)} {_time(time) if isinstance(time, datetime.datetime) else time}")
     return " ".join(texts)
-
-
-def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about the failed messages that the filters left out, when they chose none."""
-    if options["processed"]:
-        # There may be millions of others.
-        return
-    failed = messages.failed()
-    newest = failed.order_by("-failed_at", "-id")[:MAX_OTHERS]
-    total = newest.count()
-    if not total:
-        yield "No message has failed."
-        return
-    yield "No failed message matches."
-    for name in FILTERS:
-        if options[name] is None:
-            continue
-        alone = _filtered(failed, name, options[name], "failed_at")[:MAX_OTHERS].count()
-        if alone:
-            yield f"{_bounded(alone)} {'matches' if alone == 1 else 'match'} {_flag(name)} alone."
-        elif name in NOUNS:
-            have = "has" if total == 1 else "have"
-            names = _most_common(Counter(newest.values_list(name, flat=True)))
-            yield f"{_bounded(total)} {have} other {NOUNS[name]}: {names}."
-        else:
-            times: list[Any] = list(failed.order_by("failed_at").values_list("failed_at", flat=True)[:1])
-            times += newest.values_list("failed_at", flat=True)[:1]
-            yield f"{_bounded(total)} failed between {' and '.join(map(_time, times))}."
-
-
-def _filtered(messages: OutboxMessageQuerySet, name: str, value: Any, time: str) -> OutboxMessageQuerySet:
-    match name:
-        case "publisher":
-            return messages.filter(publisher=value)
-        case "key":
-            return messages.filter(IsExactly(F("key"), value))
-        case "after" | "before":
-            lookup = f"{time}__gte" if name == "after" else f"{time}__lt"
-            return messages.filter(
-                **{lookup: DatabaseNow() - value if isinstance(value, datetime.timedelta) else value}
-            )
-    either = Q()
-    for pattern in value:
-        either |= Q(MatchesPattern(F(name), pattern))
-    return messages.filter(either)
-
-
-def _bounded(count: int) -> str:
-    return ("At least " if count == MAX_OTHERS else "") + counted(count, "failed message")
-
-
-def _most_common(names: "Counter[str]") -> str:
-    shown = [f"{name or '(none)'} ({count:,})" for name, count in names.most_common(MAX_NAMES)]
-    return ", ".join([*shown, "…"] if len(names) > MAX_NAMES else shown)
 
 
 def _flag(name: str) -> str:

@@ -47,7 +47,10 @@ CASES = [
     ),
     pytest.param(("outbox_discard", "--all", "--reason", "tests"), "--all", "3 messages were discarded.", id="discard"),
     pytest.param(
-        ("outbox_pause", "default", "--type", "paid", "--reason", "hot"), "default --type paid", "Paused.", id="pause"
+        ("outbox_pause", "--publisher", "default", "--type", "paid", "--reason", "hot"),
+        "--publisher default --type paid",
+        "Paused.",
+        id="pause",
     ),
 ]
 
@@ -79,11 +82,11 @@ def test_an_operation_by_command_is_in_the_log(
 
 
 def test_resuming_is_recorded_with_the_messages_that_are_due_again(admin_client: Client):
-    run("outbox_pause", "default")
-    run("outbox_resume", "default", "--reason", "cool")
+    run("outbox_pause", "--publisher", "default")
+    run("outbox_resume", "--publisher", "default", "--reason", "cool")
     assert [(each.text, each.subject) for each in admin_client.get(address()).context["operations"]] == [
-        ("Resumed. Reason: cool", "outbox_resume default"),
-        ("Paused.", "outbox_pause default"),
+        ("Resumed. Reason: cool", "outbox_resume --publisher default"),
+        ("Paused.", "outbox_pause --publisher default"),
     ]
 
 
@@ -94,12 +97,12 @@ def test_resuming_that_fails_halfway_is_recorded(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("django_outbox.management.commands.outbox_resume.resume", fail)
     with pytest.raises(DatabaseError, match="was lost"):
-        run("outbox_resume", "default")
+        run("outbox_resume", "--publisher", "default")
     assert CommandEntry.objects.get().count == 7
 
 
 def test_operations_of_the_admin_and_of_commands_are_listed_together(admin_client: Client):
-    run("outbox_pause", "default")
+    run("outbox_pause", "--publisher", "default")
     admin_client.post(address("resume", publisher="default"))
     page = admin_client.get(address())
     assert [each.by for each in page.context["operations"]] == ["admin", "ada"]

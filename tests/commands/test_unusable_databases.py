@@ -22,10 +22,10 @@ from tests.support.ports import free_port
 
 COMMANDS = [
     ("outbox_discard", "--all"),
-    ("outbox_pause", "default"),
+    ("outbox_pause", "--publisher", "default"),
     ("outbox_purge", "--no-input"),
     ("outbox_requeue", "--all"),
-    ("outbox_resume", "default"),
+    ("outbox_resume", "--publisher", "default"),
     ("outbox_status",),
     ("inbox_purge",),
 ]

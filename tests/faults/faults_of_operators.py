@@ -73,11 +73,11 @@ def publisher_paused(stage: Stage, rand: random.Random) -> int:
 
 def pause(stage: Stage, rand: random.Random, types: frozenset[str], *arguments: str) -> None:
     """Pause for some seconds by the commands that an operator has."""
-    manage(stage, "outbox_pause", "default", *arguments)
+    manage(stage, "outbox_pause", "--publisher", "default", *arguments)
     begin = time.monotonic() + PAUSED_AFTER
     stage.pause(rand.uniform(9, 13))
     stage.windows.append(Window("paused", begin, time.monotonic(), {}, types=types))
-    manage(stage, "outbox_resume", "default", *arguments)
+    manage(stage, "outbox_resume", "--publisher", "default", *arguments)
 
 
 def manage(stage: Stage, *arguments: str) -> None:

@@ -87,7 +87,7 @@ def test_the_command_reports_what_it_keeps(using: str):
         dry = run("outbox_purge", using, "--dry-run")
         assert dry[:2] == ["1 processed message older than 7 d would be deleted.", kept]
         assert run("outbox_purge", using) == ["1 message deleted.", kept]
-        assert run("outbox_purge", using, "--dry-run") == [kept]
+        assert run("outbox_purge", using, "--dry-run")[1:] == [kept]
 
 
 @pytest.mark.parametrize("command", [["outbox_purge"], ["outbox_discard", "--all"]])

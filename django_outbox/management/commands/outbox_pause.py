@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_outbox.management.arguments import add_pause_arguments, describe, read_publisher, require_publisher, subject
+from django_outbox.management.arguments import describe, require_publisher, subject
 from django_outbox.management.base import OutboxCommand, find_operator
 from django_outbox.models import Pause
 from django_outbox.stores.pausing import pause
@@ -16,23 +16,27 @@ class Command(OutboxCommand):
         "Relays follow within about a second. Messages can still be enqueued."
     )
     examples = """
-  manage.py outbox_pause default --reason moving    pause a publisher
-  manage.py outbox_pause default --type paid        pause one type
-  manage.py outbox_pause --list                     show what is paused
+  manage.py outbox_pause --publisher default                 pause a publisher
+  manage.py outbox_pause --publisher default --type paid     pause one type
+  manage.py outbox_pause --list                              show what is paused
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
-        add_pause_arguments(parser)
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument("--publisher", metavar="ALIAS", help="The publisher to pause.")
+        what.add_argument("--list", action="store_true", help="Show what is paused, and change nothing.")
+        parser.add_argument(
+            "--type", metavar="TYPE", default="", help="Only messages of exactly this type (default: all types)."
+        )
         self.add_reason_argument(parser)
-        parser.add_argument("--list", action="store_true", help="Show what is paused, and change nothing.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
         if options["list"]:
             self._list(using)
             return
-        publisher = require_publisher(read_publisher(options))
+        publisher = require_publisher(options["publisher"])
         what = describe(publisher, options["type"])
         if pause(publisher, options["type"], using=using, reason=options["reason"], by=find_operator()):
             self.record(using, subject(publisher, options["type"]), reason=options["reason"])

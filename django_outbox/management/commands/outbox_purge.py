@@ -4,7 +4,6 @@ import datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.utils import timezone
 
 from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
@@ -46,14 +45,14 @@ class Command(OutboxCommand):
         database = self.get_database(options)
         age = _retention() if options["older_than"] is None else options["older_than"]
         verb, done = ("Archive and delete", "archived and deleted") if get_settings().archive else ("Delete", "deleted")
-        messages = OutboxMessageQuerySet(OutboxMessage, using=database).processed()
-        old = messages.filter(processed_at__lt=DatabaseNow() - age)
+        messages = OutboxMessageQuerySet(OutboxMessage, using=database)
+        old = messages.processed().filter(processed_at__lt=DatabaseNow() - age)
         asking = self.is_asking(options)
         if asking or options["dry_run"]:
             found = self._count(old.exclude(is_linked(database)))
             if not found:
-                if not self._report_linked(old):
-                    self._describe_none(messages, age)
+                self.report(f"No processed message to delete is older than {duration(age.total_seconds())}.")
+                self._report_linked(old)
                 return
             if options["dry_run"]:
                 self.report(f"{found} older than {duration(age.total_seconds())} would be {done}.")
@@ -75,20 +74,9 @@ class Command(OutboxCommand):
             return f"Over {self.count_limit:,} processed messages"
         return counted(count, "processed message") if count else ""
 
-    def _report_linked(self, old: OutboxMessageQuerySet) -> bool:
-        found = self._count(old.filter(is_linked(old.db)))
-        if found:
+    def _report_linked(self, old: OutboxMessageQuerySet) -> None:
+        if found := self._count(old.filter(is_linked(old.db))):
             self.report(f"Kept, because rows of {name_links(old.db)} refer to them: {found.lower()}.")
-        return bool(found)
-
-    def _describe_none(self, messages: OutboxMessageQuerySet, age: datetime.timedelta) -> None:
-        self.report(f"No processed message is older than {duration(age.total_seconds())}.")
-        oldest = messages.order_by("processed_at", "id").values_list("processed_at", flat=True).first()
-        if oldest is None:
-            self.report("There is no processed message.")
-        else:
-            old = duration((timezone.now() - oldest).total_seconds())
-            self.report(f"Found {self._count(messages).lower()}; the oldest was processed {old} ago.")
 
 
 def _retention() -> datetime.timedelta:

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_outbox.management.arguments import add_pause_arguments, describe, read_publisher, require_publisher, subject
+from django_outbox.management.arguments import describe, subject
 from django_outbox.management.base import OutboxCommand
 from django_outbox.stores.pausing import resume
 from django_outbox.utils.text import counted
@@ -16,21 +16,21 @@ class Command(OutboxCommand):
         "Relays follow within about a second. Held messages become due, in batches."
     )
     examples = """
-  manage.py outbox_resume default                       resume a publisher
-  manage.py outbox_resume default --type order.paid     resume one type
-  manage.py outbox_resume default --database orders
+  manage.py outbox_resume --publisher default                 resume a publisher
+  manage.py outbox_resume --publisher default --type paid     resume one type
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
-        add_pause_arguments(parser)
+        # A publisher that was removed from the settings may be resumed.
+        parser.add_argument("--publisher", metavar="ALIAS", required=True, help="The publisher to resume.")
+        parser.add_argument(
+            "--type", metavar="TYPE", default="", help="Exactly this type (default: the publisher as a whole)."
+        )
         self.add_reason_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # A publisher that was removed from the settings may be resumed.
-        using, publisher, type = self.get_database(options), read_publisher(options), options["type"]
-        if publisher is None:
-            publisher = require_publisher(None)
+        using, publisher, type = self.get_database(options), options["publisher"], options["type"]
         what = describe(publisher, type)
         self._released = 0
         try:
