@@ -95,43 +95,38 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
 
 @needs_tasks
 @pytest.mark.parametrize(
-    ("options", "entry", "check", "text"),
+    ("options", "check", "text"),
     [
-        ({"databse": "x"}, {}, "E061", "unknown key 'databse'. Did you mean 'database'?"),
-        ({"database": "elsewhere"}, {}, "E061", "['database'] is 'elsewhere', which is not in DATABASES"),
-        ({"result_retention": 7}, {}, "E061", "['result_retention'] is 7"),
-        ({"result_retention": datetime.timedelta(-1)}, {}, "E061", "not negative"),
+        ({"databse": "x"}, "E061", "unknown key 'databse'. Did you mean 'database'?"),
+        ({"database": "elsewhere"}, "E061", "['database'] is 'elsewhere', which is not in DATABASES"),
+        ({"result_retention": 7}, "E061", "['result_retention'] is 7"),
+        ({"result_retention": datetime.timedelta(-1)}, "E061", "not negative"),
         (
             {"retry": 3},
-            {},
             "E061",
             "It must be a dict with keys that are patterns of import paths of tasks",
         ),
         (
             {"retry": {"shop.tasks.*": {"MAX_ATEMPTS": 3}}},
-            {},
             "E061",
             "['retry']['shop.tasks.*'] has an unknown key 'MAX_ATEMPTS'. Did you mean MAX_ATTEMPTS?",
         ),
-        ({"queues": ["mail"]}, {}, "E061", "Use a dict from queue to publisher"),
-        ({"queues": {"mail": "mail"}}, {"QUEUES": ["default"]}, "E061", "'mail', which is not in QUEUES"),
-        ({"queues": {"mail": "post"}}, {"QUEUES": ["mail"]}, "E062", "['queues']['mail'] is 'post'"),
-        ({"publisher": "nowhere"}, {}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
-        ({"publisher": 7}, {}, "E062", "is 7"),
-        ({"publisher": "default"}, {}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),
+        ({"publisher": "nowhere"}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
+        ({"publisher": 7}, "E062", "is 7"),
+        ({"publisher": "default"}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),
     ],
 )
 def test_a_mistake_in_the_options_is_a_check_and_an_error_of_enqueue(
-    configure: Configure, options: dict[str, Any], entry: dict[str, Any], check: str, text: str
+    configure: Configure, options: dict[str, Any], check: str, text: str
 ):
     from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
 
-    configure(options, **entry)
+    configure(options)
     (problem,) = found()
     assert (problem.id, bool(problem.hint)) == (f"django_outbox.{check}", True)
     assert text in f"{problem.msg} {problem.hint}"
     with pytest.raises(ImproperlyConfigured) as refused:
-        note.using(queue_name=(entry.get("QUEUES") or ["default"])[0]).enqueue()
+        note.enqueue()
     assert text in str(refused.value)
 
 
@@ -149,7 +144,7 @@ def test_e060_the_app_is_not_installed(configure: Configure):
 
 @needs_tasks
 def test_options_that_are_right_give_no_message(configure: Configure):
-    configure({"database": "postgresql", "queues": {"mail": "mail"}, "result_retention": None}, QUEUES=["mail"])
+    configure({"database": "postgresql", "publisher": "mail", "result_retention": None})
     assert found() == []
 
 

@@ -3,11 +3,9 @@
 import uuid
 from typing import Any
 
-from django.apps import apps
 from django.core.checks import CheckMessage
-from django.db import connections
 from django.tasks.backends.base import BaseTaskBackend
-from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+from django.tasks.exceptions import TaskResultDoesNotExist
 from django.tasks.signals import task_enqueued
 from django.utils.json import normalize_json
 
@@ -18,7 +16,6 @@ from django_outbox.contrib.django_tasks.options import (
     find_problems,
     runs_in_handlers,
 )
-from django_outbox.exceptions import InvalidMessage
 
 
 class OutboxBackend(BaseTaskBackend):
@@ -28,8 +25,8 @@ class OutboxBackend(BaseTaskBackend):
         alias: the backend's alias in `TASKS`.
         params: its entry. `OPTIONS` may have `database` (the alias of the database; by default the one that the router
             chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default),
-            `queues` (a dict with other publishers for some queues), `retry` (retry policies by patterns of the import
-            paths of tasks) and `result_retention` (a timedelta, 7 days by default; None keeps results forever).
+            `retry` (retry policies by patterns of the import paths of tasks) and `result_retention` (a timedelta, 7
+            days by default; None keeps results forever).
     """
 
     supports_defer = True
@@ -40,11 +37,6 @@ class OutboxBackend(BaseTaskBackend):
         super().__init__(alias, params)
         self.outbox = BackendOptions(alias, self.options or {})
 
-    def validate_task(self, task: AnyTask) -> None:
-        """Raise InvalidTask for a task that this backend cannot run."""
-        super().validate_task(task)
-        _check_queue(task, None)
-
     def enqueue(self, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:  # type: ignore[override]
         """Store a task, in the caller's transaction if one is open on that database, otherwise in its own.
 
@@ -53,17 +45,16 @@ class OutboxBackend(BaseTaskBackend):
             ImproperlyConfigured: the configuration of the backend is wrong.
             TypeError: an argument is not JSON.
             ValueError: an argument is bytes that are not UTF-8.
-            InvalidMessage: the database would not return the arguments unchanged, or they are too large. Nothing was
-                written, and the transaction can continue.
+            InvalidMessage: the database would not return the arguments or the name of the queue unchanged, or they are
+                too large. Nothing was written, and the transaction can continue.
             TransactionRequired: a transaction is open, but only on another database than this backend's.
             SynchronousOnlyOperation: it was called in async code; use `aenqueue`.
         """
         self.validate_task(task)
-        for problem in find_problems(self.outbox, self.queues):
+        for problem in find_problems(self.outbox):
             raise problem
         from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
 
-        _check_queue(task, self.outbox)
         self.register_runner()
         result = store_task(self.outbox, task, normalize_json(args), normalize_json(kwargs))
         task_enqueued.send(type(self), task_result=result)
@@ -91,25 +82,10 @@ class OutboxBackend(BaseTaskBackend):
 
         Each `enqueue` calls it again, because the configuration may change, as in a test.
         """
-        if any(runs_in_handlers(alias) for alias in self.outbox.publishers):
+        if runs_in_handlers(self.outbox.publisher):
             from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
 
             register()
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        return [problem.as_check for problem in find_problems(self.outbox, self.queues)]
-
-
-def _check_queue(task: AnyTask, options: BackendOptions | None) -> None:
-    """Raise InvalidTask unless the name of a task's queue can be stored in every database, or in a backend's one."""
-    if not apps.models_ready:
-        return
-    from django_outbox.contrib.django_tasks.records import choose_database  # noqa: PLC0415 - needs the models
-    from django_outbox.enqueueing.validation import check_name  # noqa: PLC0415 - needs the models
-    from django_outbox.stores.dialect import Dialect  # noqa: PLC0415 - needs the models
-
-    dialect = None if options is None else Dialect(connections[choose_database(options)])
-    try:
-        check_name("queue_name", task.queue_name, dialect)
-    except InvalidMessage as error:
-        raise InvalidTask(str(error)) from None
+        return [problem.as_check for problem in find_problems(self.outbox)]

@@ -4,14 +4,13 @@ It is imported wherever a task is defined, so it imports no models.
 """
 
 import datetime
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.tasks import task_backends
 from django.tasks.base import Task, TaskResult
 
 from django_outbox.brokers.registry import import_backend
@@ -27,7 +26,7 @@ AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 APP = "django_outbox.contrib.django_tasks"
 
-NAMES = ("database", "publisher", "queues", "result_retention", "retry")
+NAMES = ("database", "publisher", "result_retention", "retry")
 
 DEFAULT_PUBLISHER = "handlers"
 
@@ -48,25 +47,9 @@ class BackendOptions(NamedTuple):
         return age
 
     @property
-    def publishers(self) -> list[str]:
-        queues = self.values.get("queues", {})
-        found = [
-            self.values.get("publisher", DEFAULT_PUBLISHER),
-            *(queues.values() if isinstance(queues, dict) else ()),
-        ]
-        # The checks report aliases that are not strings.
-        return [alias for alias in found if isinstance(alias, str)]
-
-    def choose_publisher(self, queue_name: str) -> str:
-        """Return the alias of the publisher that runs the tasks of a queue."""
-        return str(self.values.get("queues", {}).get(queue_name) or self.values.get("publisher", DEFAULT_PUBLISHER))
-
-
-def all_options() -> Iterator[BackendOptions]:
-    for backend in task_backends.all():
-        found = getattr(backend, "outbox", None)
-        if isinstance(found, BackendOptions):
-            yield found
+    def publisher(self) -> str:
+        """The alias of the publisher that runs the tasks."""
+        return str(self.values.get("publisher", DEFAULT_PUBLISHER))
 
 
 def _import_publisher(alias: str) -> type:
@@ -83,7 +66,7 @@ def runs_in_handlers(alias: str) -> bool:
     return issubclass(_import_publisher(alias), HandlersPublisher)
 
 
-def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[SettingsProblem]:
+def find_problems(backend: BackendOptions) -> Iterator[SettingsProblem]:
     """Yield the errors in the configuration of a backend; no query is made."""
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed(APP):
@@ -92,10 +75,10 @@ def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[
             f"{where} uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
             f"Add {APP!r} to INSTALLED_APPS, next to 'django_outbox', and run manage.py migrate.",
         )
-    yield from _find_wrong_options(f"{where}['OPTIONS']", backend.values, queues)
+    yield from _find_wrong_options(f"{where}['OPTIONS']", backend.values)
 
 
-def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[SettingsProblem]:
+def _find_wrong_options(where: str, options: Mapping[str, Any]) -> Iterator[SettingsProblem]:
     for name in options:
         if name not in NAMES:
             hint = f"{did_you_mean(name, NAMES)}The options are {', '.join(NAMES)}."
@@ -117,16 +100,6 @@ def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collecti
     for mistake in mistakes:
         yield _invalid(mistake.message, mistake.hint)
     yield from _check_publisher(f"{where}['publisher']", options.get("publisher", DEFAULT_PUBLISHER))
-    publishers = options.get("queues", {})
-    if not isinstance(publishers, Mapping):
-        yield _invalid(
-            f"{where}['queues'] is {publishers!r}.", 'Use a dict from queue to publisher, such as {"mail": "mail"}.'
-        )
-        return
-    for queue, publisher in publishers.items():
-        if queues and queue not in queues:
-            yield _invalid(f"{where}['queues'] has {queue!r}, which is not in QUEUES.", "Add it to QUEUES.")
-        yield from _check_publisher(f"{where}['queues'][{queue!r}]", publisher)
 
 
 def read_retry(value: object) -> dict[str, RetryEntry]:

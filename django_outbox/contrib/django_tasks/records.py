@@ -4,9 +4,9 @@ import datetime
 import traceback
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
+from django.apps import apps
 from django.db import connections, router, transaction
 from django.db.models import Exists, OuterRef
 from django.dispatch import Signal
@@ -18,7 +18,7 @@ from django.utils.json import normalize_json
 from django.utils.module_loading import import_string
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, all_options
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.models import OutboxMessage, Status
@@ -55,13 +55,12 @@ def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | 
     record = TaskRecord.objects.using(using).filter(message_id=message_id, backend=options.alias).first()
     if record is None:
         return None
-    if record.status != TaskResultStatus.SUCCESSFUL:
-        _follow_message(record, using)
+    _follow_message(record, using)
     return make_result(record, find_task(record))
 
 
 def _follow_message(record: TaskRecord, using: str) -> None:
-    """Update the record of a message that an operator has cancelled, requeued or discarded."""
+    """Update the record of a message that an operator has cancelled, requeued, discarded or delivered again."""
     messages = OutboxMessage.objects.using(using)
     message = messages.filter(message_id=record.message_id, publisher=record.publisher).first()
     if message is None or message.status == Status.FAILED:
@@ -72,7 +71,7 @@ def _follow_message(record: TaskRecord, using: str) -> None:
             record.finished_at = record.finished_at or (message.failed_at if message else None)
     elif message.status == Status.PENDING:
         at = message.available_at
-        # A relay that runs the task has moved the time of the message ahead.
+        # A relay that runs the task has moved the time of the message ahead. It stores success with the message.
         if record.status != TaskResultStatus.RUNNING or at is None or at <= timezone.now():
             record.status = TaskResultStatus.READY
             record.finished_at = None
@@ -175,20 +174,11 @@ def describe_error(error: BaseException, dialect: Dialect) -> dict[str, str]:
     """Return the fields of Django's `TaskError`, in characters that the database can store."""
     kind = type(error)
     # Texts of exceptions are on one line and quote no rows of the database, as everywhere in the outbox.
-    shown = stand_in(error).with_traceback(_skip_relay(error.__traceback__))
-    text = "".join(traceback.format_exception(shown))
+    text = "".join(traceback.format_exception(stand_in(error)))
     return {
         "exception_class_path": dialect.storable(f"{kind.__module__}.{kind.__qualname__}"),
         "traceback": dialect.storable(text[-MAX_TRACEBACK_LENGTH:]),
     }
-
-
-def _skip_relay(found: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame that is not in the outbox."""
-    first = found
-    while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("django_outbox."):
-        first = first.tb_next
-    return first or found
 
 
 def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
@@ -198,7 +188,8 @@ def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
     discarded or deleted.
     """
     total = 0
-    for options in all_options():
+    tasks: Any = apps.get_app_config("outbox_tasks")
+    for options in (backend.outbox for backend in tasks.find_backends()):
         if options.result_retention is not None and choose_database(options) == using:
             limit = DatabaseNow() - min(options.result_retention, MAX_AGE)
             records = TaskRecord.objects.using(using).filter(backend=options.alias)

@@ -10,7 +10,9 @@ from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, Backe
 from django_outbox.contrib.django_tasks.records import choose_database, make_payload, make_result
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue
+from django_outbox.enqueueing.validation import check_name
 from django_outbox.messages import DJANGO_TASK
+from django_outbox.stores.dialect import Dialect
 
 
 def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
@@ -20,7 +22,7 @@ def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -
         path=task.module_path,
         backend=options.alias,
         queue_name=task.queue_name,
-        publisher=options.choose_publisher(task.queue_name),
+        publisher=options.publisher,
         args=args,
         kwargs=kwargs,
         run_after=task.run_after,
@@ -34,6 +36,7 @@ def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -
         "task.using(backend=...)",
     )
     connection = connections[using]
+    check_name("queue_name", record.queue_name, Dialect(connection))
     if in_transaction or connection.in_atomic_block:
         # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
         _store(record, using)
