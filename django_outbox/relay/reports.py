@@ -21,7 +21,7 @@ from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import name_process
-from django_outbox.utils.text import counted
+from django_outbox.utils.text import MAX_IDS, counted, some_ids
 from django_outbox.utils.threads import own_connection
 
 KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=2), MINUTE: datetime.timedelta(hours=25)}
@@ -44,6 +44,7 @@ def make_reporter(
         tallies = state.budget.read()
         for alias, tally in tallies.items():
             counts.write(alias, tally)
+            _end_refusals(state, alias)
         total = sum(tallies.values(), Tally())
         return {
             "workers": workers,
@@ -54,6 +55,29 @@ def make_reporter(
         }
 
     return Reporter(state.using, mode, read, service="relay", work="delivery", unwritten=unwritten)
+
+
+def _end_refusals(state: RelayState, publisher_alias: str) -> None:
+    """Forget the refused messages that have been processed, failed or deleted since, perhaps by another relay."""
+    refusals = state.refusals[publisher_alias]
+    if not (known := refusals.known):
+        return
+    messages = OutboxMessageQuerySet(OutboxMessage, using=state.using).filter(pk__in=known)
+    left = (messages.pending(), messages.waiting_in_streams())
+    ended = sorted(known.difference(*(rows.values_list("pk", flat=True) for rows in left)))
+    if ended:
+        refusals.forget(ended)
+        logger.info(
+            "Publisher %r: %s no longer refused by the database (%s)",
+            publisher_alias,
+            f"{counted(len(ended), 'message')} {'is' if len(ended) == 1 else 'are'}",
+            some_ids(ended),
+            event="relay.refusals_ended",
+            publisher=publisher_alias,
+            database=state.using,
+            count=len(ended),
+            ids=ended[:MAX_IDS],
+        )
 
 
 class DeliveryCounts:

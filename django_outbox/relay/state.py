@@ -198,6 +198,17 @@ class Refusals:
                 now, wait = self._clock(), self._waits.after(number)
                 self._found[id] = Refusal(reason, now + wait, now + 2 * wait, number)
 
+    def forget(self, ids: Iterable[int]) -> None:
+        with self._lock:
+            for id in ids:
+                self._found.pop(id, None)
+
+    @property
+    def known(self) -> frozenset[int]:
+        """All messages that were refused, also those that may be published again."""
+        with self._lock:
+            return frozenset(self._found)
+
     @property
     def ids(self) -> Set[int]:
         """The messages that are not published now."""
@@ -209,10 +220,10 @@ class Refusals:
     @property
     def reason(self) -> str:
         """The first message that is not published now, and why; empty if there is none."""
-        if not (ids := self.ids):
-            return ""
-        id = min(ids)
-        return f"message {id}: {self._found[id].reason}"
+        ids = self.ids
+        with self._lock:
+            known = [id for id in ids if id in self._found]
+            return f"message {min(known)}: {self._found[min(known)].reason}" if known else ""
 
     @property
     def are_many(self) -> bool:

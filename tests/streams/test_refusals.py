@@ -1,5 +1,6 @@
 """Streamed rows that the database refuses to change, when they are to fail, wait or be retried: they stop no other."""
 
+import logging
 import random
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later
 from django_outbox.models import Status, StreamPosition
+from django_outbox.monitoring.figures import Level
+from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.delivery import Delivery
 from django_outbox.relay.sources import stream
@@ -286,6 +289,33 @@ def test_a_row_that_is_not_refused_any_more_is_delivered(scripted: Script):
     with Relay(using=PG) as relay:
         relay.drain()
     assert OutboxMessage.objects.using(PG).streamed().filter(id__in=more).count() == 4
+
+
+@pytest.mark.parametrize("source", ["table", "snapshot"])
+def test_a_row_that_another_relay_has_delivered_is_not_refused_any_more(
+    source: str, scripted: Script, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "django_outbox")
+
+    def require_log(text: str, count: int) -> None:
+        eventually(lambda: caplog.text.count(text) == count)
+
+    scripted.answer = refuse_bad
+    # Each relay waits for an hour before it publishes the message again.
+    limits = replace(QUICK, report_pace=0.05, refused_wait=Backoff(delay=3600.0))
+    with streaming(SCRIPTED, source), relays_in_threads(using=PG, limits=limits) as start:
+        with refusing(PG, f"OLD.payload = {BAD}"):
+            ids = put(6, PG)
+            for number in (1, 2):
+                start()
+                require_log("the database refuses every change", number)
+            eventually(lambda: reason(PG))
+        scripted.answer = lambda message: ACCEPTED
+        # One relay was restarted.
+        start()
+        require(ids)
+        require_log(f"1 message is no longer refused by the database (id {ids[2]})", 2)
+        eventually(lambda: read_status(PG).level == Level.OK)
 
 
 @pytest.mark.parametrize("transactional", [True, False])
