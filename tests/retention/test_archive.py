@@ -21,7 +21,7 @@ from django_outbox import OutboxMessage
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.retention import discard
 from django_outbox.retention.archive import removing
-from django_outbox.retention.archive.storage import MANIFEST, ArchiveStorage, InvalidArchive, ranges
+from django_outbox.retention.archive.storage import MANIFEST, ArchiveStorage, InvalidArchive
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
 from tests.support.archives import (
@@ -71,18 +71,16 @@ def test_a_manifest_that_cannot_be_read_is_named_with_the_reason(using: str, arc
         storage_of(using).read_manifest(name)
 
 
-def test_purged_messages_are_in_a_file_with_a_manifest_and_a_marker(using: str, archive: Path):
+def test_purged_messages_are_in_a_file_with_a_manifest(using: str, archive: Path):
     old = processed(using, 3, key="order-7")
     left = [*processed(using, 1, days=6), *write(using, 1), *failed(using, 1)]
     before = ago(seconds=1)
     assert purge(using=using) == 3
     assert sorted(rows(using)) == left
     (found,) = archives(using)
-    assert found.committed
     manifest = found.manifest
     assert manifest is not None
     assert (manifest.reason, manifest.by, manifest.database, manifest.count) == ("purged", "", using, 3)
-    assert manifest.ids == tuple(ranges(old))
     assert before < manifest.archived_at < ago()
     path = archive / manifest.file
     assert found.name.startswith(f"{using}/{manifest.archived_at:%Y/%m/%d}/")
@@ -193,17 +191,6 @@ def test_a_storage_that_fails_leaves_all_messages_in_the_table(using: str, failu
     assert sorted(archived(using)) == ids
 
 
-def test_a_marker_that_cannot_be_written_is_logged_and_the_archive_counts_as_uncommitted(
-    using: str, caplog: pytest.LogCaptureFixture
-):
-    ids = processed(using, 2)
-    with FailingStorage.failing("save 3"):
-        assert purge(using=using) == 2
-    assert "could not be marked as committed: OSError" in caplog.text
-    assert [found.committed for found in archives(using)] == [False]
-    assert archived(using) == ids
-
-
 def test_a_relay_delivers_on_while_the_archive_fails(using: str, caplog: pytest.LogCaptureFixture):
     (old,) = processed(using, 1)
     limits = replace(QUICK, purge_interval=0.05)
@@ -222,7 +209,7 @@ def test_a_relay_archives_and_waits_its_interval_for_the_next_file(using: str, t
     limits = replace(QUICK, purge_interval=0.05)
     with archiving(tmp_path, interval=3600), relays_in_threads(using=using, limits=limits) as start:
         start()
-        eventually(lambda: [found.committed for found in archives(using)] == [True])
+        eventually(lambda: not OutboxMessage.objects.using(using).processed().exists())
         late = processed(using, 1)
         put(1, using)
         eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
@@ -240,7 +227,6 @@ def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
     with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 2}), FailingStorage.failing("slow"):
         done = purge(using=using) if reason == "purged" else discard(OutboxMessage.objects.using(using).all())
     assert done == 2
-    assert [found.committed for found in archives(using)] == [True]
     assert archived(using) == ids
 
 
@@ -327,18 +313,12 @@ def test_a_message_that_is_being_discarded_cannot_be_requeued(using: str, monkey
     assert waited == [True]
 
 
-def test_a_rollback_of_the_caller_keeps_the_messages_and_leaves_the_archive_uncommitted(using: str, archive: Path):
+def test_a_rollback_of_the_caller_keeps_the_messages(using: str):
     ids = failed(using, 2)
     with transaction.atomic(using=using):
         assert discard(OutboxMessage.objects.using(using).all()) == 2
         transaction.set_rollback(True, using=using)
     assert sorted(rows(using)) == ids
-    assert [found.committed for found in archives(using)] == [False]
-    with transaction.atomic(using=using):
-        assert discard(OutboxMessage.objects.using(using).all()) == 2
-        assert [found.committed for found in archives(using)] == [False, False]
-    assert [found.committed for found in archives(using)] == [False, True]
-    assert sorted(archived(using)) == ids
 
 
 def test_a_purge_that_is_stopped_while_it_fills_a_file_deletes_nothing(using: str, archive: Path):

@@ -1,4 +1,4 @@
-"""A process that archives is killed between each two steps: nothing is lost, and duplicates are in unmarked files."""
+"""A process that archives is killed between each two steps: nothing is lost."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from django.core.files.storage import FileSystemStorage
 
 from django_outbox import OutboxMessage
 from django_outbox.retention import discard
+from django_outbox.retention.archive import removing
 from django_outbox.retention.archive.storage import ArchiveStorage, Spool
 from django_outbox.retention.purge import purge
 from django_outbox.stores.removal import MySQLRemoval, Removal
@@ -95,9 +96,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "the manifest is written": lambda: after(ArchiveStorage, "save", nth=2),
     "the manifest is verified": lambda: after(ArchiveStorage, "store"),
     "the rows are deleted": after_deletion,
-    "the transaction is committed": lambda: before(ArchiveStorage, "mark_committed"),
-    "half of the marker is written": lambda: half(3),
-    "the marker is written": lambda: after(ArchiveStorage, "mark_committed"),
+    "the transaction is committed": lambda: before(removing.logger, "info"),
 }
 
 UNFINISHED = [
@@ -110,7 +109,7 @@ UNFINISHED = [
 OF_THE_DATABASE = ["rows are read", "the rows are deleted", "the transaction is committed"]
 """The steps that each database goes through; the others are those of the storage."""
 
-COMMITTED = ["the transaction is committed", "half of the marker is written", "the marker is written"]
+COMMITTED = "the transaction is committed"
 
 
 def work(pipe: Connection, using: str, folder: str, reason: str, step: str) -> None:
@@ -136,12 +135,12 @@ def remove_rest(using: str, reason: str) -> bool:
     return not rows(using)
 
 
-CASES = [("purged", step) for step in STEPS] + [("discarded", "the rows are deleted"), ("discarded", COMMITTED[0])]
+CASES = [("purged", step) for step in STEPS] + [("discarded", "the rows are deleted"), ("discarded", COMMITTED)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reason", "step"), CASES)
-def test_a_crash_loses_nothing_and_duplicates_are_in_uncommitted_archives_only(reason: str, step: str, tmp_path: Path):
+def test_a_crash_loses_nothing(reason: str, step: str, tmp_path: Path):
     for using in ALIASES if step in OF_THE_DATABASE else ["postgresql"]:
         folder = tmp_path / using
         ids = (processed if reason == "purged" else failed)(using, COUNT)
@@ -149,13 +148,12 @@ def test_a_crash_loses_nothing_and_duplicates_are_in_uncommitted_archives_only(r
         with archiving(folder, max_rows=10):
             in_table = list(rows(using))
             assert set(in_table) | set(copies(folder)) == set(ids), f"{using}: lost by the crash"
-            assert (len(in_table) < COUNT) is (step in COMMITTED)
+            assert (len(in_table) < COUNT) is (step == COMMITTED)
 
             eventually(partial(remove_rest, using, reason))
             assert sorted(archived(using)) == ids, f"{using}: each can be restored"
             assert set(copies(folder)) == set(ids)
-            assert max(copies(folder, committed=True).values()) == 1, f"{using}: duplicates in committed archives"
-            if step in COMMITTED:
+            if step == COMMITTED:
                 assert max(copies(folder).values()) == 1
             unfinished = [found for found in archives(using) if found.manifest is None]
             assert len(unfinished) == (step in UNFINISHED)

@@ -17,7 +17,7 @@ from django.test import override_settings
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage
 from django_outbox.retention.archive.lines import ArchivedMessage, decode
-from django_outbox.retention.archive.storage import COMMITTED, FILE, ArchiveStorage, InvalidArchive, Manifest
+from django_outbox.retention.archive.storage import FILE, ArchiveStorage, InvalidArchive, Manifest
 from tests.support.messages import ago, write
 
 PUBLISHERS = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
@@ -50,7 +50,6 @@ class Archive(NamedTuple):
 
     name: str
     manifest: Manifest | None
-    committed: bool
 
 
 def archives(using: str) -> list[Archive]:
@@ -63,9 +62,8 @@ def archives(using: str) -> list[Archive]:
         except InvalidArchive:
             return None
 
-    stored = set(_list(using))
-    names = sorted(name.removesuffix(FILE) for name in stored if name.endswith(FILE))
-    return [Archive(name, read_manifest(name), f"{name}{COMMITTED}" in stored) for name in names]
+    names = sorted(name.removesuffix(FILE) for name in _list(using) if name.endswith(FILE))
+    return [Archive(name, read_manifest(name)) for name in names]
 
 
 def _list(path: str) -> Iterator[str]:
@@ -91,14 +89,13 @@ def archived(using: str) -> list[int]:
     return [*dict.fromkeys(message.id for message in archived_messages(using))]
 
 
-def copies(folder: Path, *, committed: bool | None = None) -> "Counter[int]":
-    """How many files have a message, by its id; only files with a manifest count, and only these if `committed`."""
+def copies(folder: Path) -> "Counter[int]":
+    """How many files have a message, by its id; only files with a manifest count."""
     found: Counter[int] = Counter()
     for manifest in folder.rglob("*.manifest.json"):
         base = manifest.name.removesuffix(".manifest.json")
-        if committed in (None, manifest.with_name(f"{base}.committed.json").exists()):
-            lines = gzip.decompress(manifest.with_name(f"{base}.jsonl.gz").read_bytes()).splitlines()
-            found.update(json.loads(line)["id"] for line in lines)
+        lines = gzip.decompress(manifest.with_name(f"{base}.jsonl.gz").read_bytes()).splitlines()
+        found.update(json.loads(line)["id"] for line in lines)
     return found
 
 

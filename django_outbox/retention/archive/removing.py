@@ -4,7 +4,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import closing, suppress
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,7 +59,7 @@ def remove(
     after: Any = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Removed:
-    """Write messages to a file, read it back, and delete them, in one transaction; then mark the file as committed.
+    """Write messages to a file, read it back, and delete them, in one transaction.
 
     Args:
         is_stopping: if it returns True, the file is abandoned and nothing is deleted.
@@ -77,7 +76,7 @@ def remove(
             return Removed(0, after, at_end=True)
         if not spool.ids:
             return Removed(0, *filled)
-        name, manifest = _store(storage, spool, removal, reason=reason, by=by)
+        manifest = _store(storage, spool, removal, reason=reason, by=by)
         try:
             # Inside the locks' transaction this is a savepoint.
             with transaction.atomic(using=using):
@@ -85,10 +84,9 @@ def remove(
                 deleted = sum(removal.delete(spool.ids[start : start + PAGE_SIZE], state) for start in pages)
                 if deleted != len(spool.ids):
                     raise Interfered(f"{deleted:,} of {counted(len(spool.ids), 'message')} were left to delete")
-                transaction.on_commit(partial(storage.mark_committed, name), using=using, robust=True)
         except Exception:
             # Nothing was deleted, for example because the upload took longer than the database waits.
-            storage.forget(name, manifest)
+            storage.forget(manifest)
             raise
     logger.info(
         "Archived and deleted %s (%s): %s",
@@ -133,12 +131,12 @@ def _fill(
     return after, at_end
 
 
-def _store(storage: ArchiveStorage, spool: Spool, removal: Removal, *, reason: str, by: str) -> tuple[str, Manifest]:
+def _store(storage: ArchiveStorage, spool: Spool, removal: Removal, *, reason: str, by: str) -> Manifest:
     """Store a file in another thread, while this one keeps the transaction alive.
 
     The database ends idle transactions, and a storage may take longer than that limit.
     """
-    stored: list[tuple[str, Manifest]] = []
+    stored: list[Manifest] = []
 
     def work() -> None:
         with own_connection(removal.connection.alias):

@@ -7,7 +7,7 @@ import os
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,16 +20,14 @@ from django_outbox.db.fields import uuid7
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.retention.archive.lines import encode
 from django_outbox.stores.removal import FullRow
-from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe
 
 VERSION = 1
 """Version of the format. A reader refuses a newer one."""
 
 PURGED, DISCARDED = "purged", "discarded"
-REASONS = (PURGED, DISCARDED)
 
-FILE, MANIFEST, COMMITTED = ".jsonl.gz", ".manifest.json", ".committed.json"
+FILE, MANIFEST = ".jsonl.gz", ".manifest.json"
 
 MAX_FOLDERS = 5
 """Folders that a new file may have created: for the database, year, month and day, and the folder of the storage."""
@@ -61,7 +59,6 @@ class Manifest:
     Attributes:
         by: the person or program that discarded the messages; blank if unknown.
         archived_at: time at which the file was written, by the clock of the writer.
-        ids: ranges of the messages' ids: `((1, 500), (502, 502))`.
     """
 
     file: str
@@ -70,7 +67,6 @@ class Manifest:
     by: str
     archived_at: datetime.datetime
     count: int
-    ids: Sequence[tuple[int, int]]
     size: int
     sha256: str
 
@@ -86,22 +82,10 @@ class Manifest:
             version = values.pop("version")
             if version == VERSION:
                 values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
-                values["ids"] = tuple((first, last) for first, last in values["ids"])
                 return cls(**values)
         except Exception as error:
             raise ValueError(f"it is not a manifest ({type(error).__name__})") from None
         raise ValueError(f"its version is {version}; this release reads {VERSION}")
-
-
-def ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ids as ranges of consecutive ones, in ascending order."""
-    found: list[tuple[int, int]] = []
-    for id in sorted(ids):
-        if found and id == found[-1][1] + 1:
-            found[-1] = (found[-1][0], id)
-        else:
-            found.append((id, id))
-    return found
 
 
 class Spool:
@@ -156,8 +140,8 @@ class ArchiveStorage:
     def _storage(self) -> Storage:
         return storages[self._alias]
 
-    def store(self, spool: Spool, *, reason: str, by: str) -> tuple[str, Manifest]:
-        """Write a file and its manifest, read both back, and return the name of the archive, and the manifest.
+    def store(self, spool: Spool, *, reason: str, by: str) -> Manifest:
+        """Write a file and its manifest, read both back, and return the manifest.
 
         Raises:
             ArchiveUnavailable: the storage failed. The files written so far are removed if that is possible.
@@ -178,7 +162,6 @@ class ArchiveStorage:
                     by=by,
                     archived_at=now,
                     count=len(spool.ids),
-                    ids=ranges(spool.ids),
                     size=size,
                     sha256=sha256,
                 )
@@ -188,7 +171,7 @@ class ArchiveStorage:
         except ArchiveUnavailable:
             self._remove(written)
             raise
-        return name, manifest
+        return manifest
 
     def save(self, name: str, content: "File[bytes]") -> str:
         saved = self._storage.save(name, content)
@@ -203,21 +186,8 @@ class ArchiveStorage:
             if measure(iter(lambda: stored.read(BLOCK), b"")) != (size, sha256):
                 raise OSError(f"{file} is not what was written to it")
 
-    def mark_committed(self, name: str) -> None:
-        try:
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat()
-            self.save(f"{name}{COMMITTED}", ContentFile(f'{{"committed_at": "{now}"}}\n'.encode()))
-        except Exception as error:
-            logger.warning(
-                "The archive %(file)s could not be marked as committed: %(reason)s. Its messages were deleted, and "
-                "outbox_restore can restore them.",
-                event="archive.not_marked",
-                file=name,
-                reason=describe(error),
-            )
-
-    def forget(self, name: str, manifest: Manifest) -> None:
-        self._remove([f"{name}{MANIFEST}", manifest.file])
+    def forget(self, manifest: Manifest) -> None:
+        self._remove([_manifest_of(manifest.file), manifest.file])
 
     def read_manifest(self, file: str) -> Manifest:
         """Return the manifest of a file, which is named with its folders.
@@ -226,7 +196,7 @@ class ArchiveStorage:
             ArchiveUnavailable: the storage failed.
             InvalidArchive: there is no manifest, it cannot be read, or the file is of another database.
         """
-        name = f"{file.removesuffix(FILE).removesuffix(MANIFEST)}{MANIFEST}"
+        name = _manifest_of(file)
         with self._reporting(f"Reading the manifest {name}", CHECK):
             try:
                 with self._storage.open(name) as stored:
@@ -287,6 +257,10 @@ class ArchiveStorage:
             raise ArchiveUnavailable(
                 f"{what} in STORAGES[{self._alias!r}] failed: {describe(error).rstrip('.')}. {remedy}"
             ) from error
+
+
+def _manifest_of(file: str) -> str:
+    return f"{file.removesuffix(FILE).removesuffix(MANIFEST)}{MANIFEST}"
 
 
 def _flush(path: Path) -> None:
