@@ -99,6 +99,13 @@ class TestPage:
         shown = text(admin_client.get(address(fragment="1")))
         assert shown.count("limit") == shown.count("limit 2.5/s") == 1
 
+    def test_counts_held_messages_apart_from_delayed_ones(self, using: str, admin_client: Client):
+        held = put(Status.PENDING, 5, using=using, age=60)[2:]
+        OutboxMessage.objects.using(using).filter(pk__in=held).hold()
+        shown = text(admin_client.get(address(using=using, fragment="1")))
+        assert "<strong>3</strong> held<" in shown
+        assert "delayed" not in shown
+
     def test_shows_the_reason_of_an_outage_once_and_not_in_the_headline(
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
     ):

@@ -138,6 +138,14 @@ def test_a_rate_limit_is_in_the_row_of_its_publisher(using: str, settings: Any):
     assert rates == {"default": 5, "audit": None}
 
 
+def test_a_held_message_has_a_column_and_is_not_delayed(using: str):
+    put(3, using)
+    OutboxMessage.objects.using(using).filter(pk__in=put(2, using)).hold()
+    output = run(using)[1]
+    assert re.search(r"^  publisher +due +oldest +blocked +retrying +delayed +held ", output, re.MULTILINE)
+    assert re.search(r"^  default +3 +\d+ s +0 +0 +0 +2 ", output, re.MULTILINE)
+
+
 def test_long_lists_are_cut(using: str):
     for number in range(13):
         Heartbeat.objects.using(using).create(relay=f"a:{number}", host="a", pid=number, workers=1)

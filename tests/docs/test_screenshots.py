@@ -20,7 +20,7 @@ pytest_plugins = ["tests.support.admin.browser_fixtures"]
 
 NAMES = ("overview", "failed-messages", "message", "confirmation")
 BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
-MAX_BYTES = 150_000
+MAX_BYTES = 160_000
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _publishers(figures: Status) -> Iterable[Sequence[str]]:
-    counts = ("due", "oldest", "blocked", "retrying", "delayed", "failed", "blocking", "delivered/min")
+    counts = ("due", "oldest", "blocked", "retrying", "delayed", "held", "failed", "blocking", "delivered/min")
     yield "publisher", *counts, "breaker", "relays"
     for each in figures.publishers:
         oldest = "-" if each.oldest_due is None else duration(round(each.oldest_due))
@@ -130,6 +130,7 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
             str(each.blocked),
             str(each.retrying),
             str(each.delayed),
+            str(each.held),
             str(each.failed),
             str(each.blocking),
             f"{each.processed_per_minute:,}" + (f" (limit {each.rate_limit:g}/s)" if each.rate_limit else ""),
