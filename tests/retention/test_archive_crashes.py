@@ -13,10 +13,10 @@ from django.core.files.storage import FileSystemStorage
 
 from django_outbox import OutboxMessage
 from django_outbox.retention import discard
-from django_outbox.retention.archive import removing
 from django_outbox.retention.archive.storage import ArchiveStorage, Spool
 from django_outbox.retention.purge import purge
 from django_outbox.stores.removal import MySQLRemoval, Removal
+from django_outbox.utils.logs import logger
 from tests.conftest import ALIASES
 from tests.support.archives import archived, archives, archiving, copies, failed, processed
 from tests.support.messages import rows
@@ -96,7 +96,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "the manifest is written": lambda: after(ArchiveStorage, "save", nth=2),
     "the manifest is verified": lambda: after(ArchiveStorage, "store"),
     "the rows are deleted": after_deletion,
-    "the transaction is committed": lambda: before(removing.logger, "info"),
+    "the transaction is committed": lambda: before(logger, "info"),
 }
 
 UNFINISHED = [
