@@ -19,8 +19,7 @@ from django_outbox.brokers.options import require_choice, require_flag, require_
 
 __all__ = ["Consumer", "Incoming", "Unavailable"]
 
-UNKNOWN_TYPES = ("store", "drop", "reject")
-INVALID = ("store", "reject")
+UNKNOWN_TYPES = ("store", "drop")
 MAX_BATCH_SIZE = 10_000
 
 T = TypeVar("T")
@@ -69,8 +68,7 @@ class StoringOptions:
 
     alias: str = field(kw_only=False)
     publisher: str = "handlers"
-    unknown_types: Literal["store", "drop", "reject"] = "store"
-    invalid: Literal["store", "reject"] = "store"
+    unknown_types: Literal["store", "drop"] = "store"
     id_source: str = "message_id"
     type_header: str = ""
     remember: bool = False
@@ -78,7 +76,6 @@ class StoringOptions:
     def __post_init__(self) -> None:
         _require_text("publisher", self.publisher, ".+", "the alias of a publisher")
         require_choice("unknown_types", self.unknown_types, UNKNOWN_TYPES)
-        require_choice("invalid", self.invalid, INVALID)
         id_sources = "'message_id', 'position', 'body' or 'header:NAME'"
         _require_text("id_source", self.id_source, "message_id|position|body|header:.+", id_sources)
         _require_text("type_header", self.type_header, ".*", "the name of a header")
@@ -98,10 +95,7 @@ class Consumer(StoringOptions, abc.ABC):
     Args:
         alias: the consumer's name in the settings.
         publisher: the alias of the publisher for which the messages are stored.
-        unknown_types: what to do with a message of a type that the publisher does not know: `store` it, `drop` it, or
-            `reject` it to the broker's dead letters, which only RabbitMQ has.
-        invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
-            it as a failed message, or `reject` it to the broker's dead letters.
+        unknown_types: what to do with a message of a type that the publisher does not know: `store` it or `drop` it.
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
             `position`; its `body`; or `header:NAME`. RabbitMQ provides no position; the body takes its place.
         type_header: the header that carries a message's type, for senders that have it there, such as Spring or
@@ -116,8 +110,6 @@ class Consumer(StoringOptions, abc.ABC):
 
     broker_name: ClassVar[str] = ""
     """The human-readable name of the broker, such as "RabbitMQ"; empty if it has none."""
-    has_dead_letters: ClassVar[bool] = True
-    """Whether the broker keeps rejected messages; otherwise, the options cannot be `reject`."""
 
     max_backlog: int = 100_000
     batch_size: int = 1000
@@ -129,11 +121,6 @@ class Consumer(StoringOptions, abc.ABC):
         require_number("max_backlog", self.max_backlog, 1, 10**9)
         require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
         require_number("batch_bytes", self.batch_bytes, 1, 2**30)
-        if not self.has_dead_letters and "reject" in (self.unknown_types, self.invalid):
-            raise ImproperlyConfigured(
-                f"unknown_types or invalid is 'reject', but {self.broker_name} has no dead letters; use 'store' or "
-                "'drop'."
-            )
 
     @property
     @abc.abstractmethod

@@ -2,21 +2,24 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Q
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
+from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import InboxState, name_consumer
-from django_outbox.inbox.storing import InboxTally, InboxWriter, Received
+from django_outbox.inbox.storing import InboxTally, InboxWriter
 from django_outbox.models import OutboxMessage
 from django_outbox.service.outages import Outage
 from django_outbox.stores.schema import close_after_error
 from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Throttle
+
+T = TypeVar("T")
 
 
 class Reader:
@@ -80,7 +83,7 @@ class Reader:
         tally = InboxTally()
         self._state.begin()
         try:
-            received = self._store(batch)
+            received = self._use_database(lambda: self._writer.store(batch))
             # Messages that were given back are received again, and recognized.
             if received is not None and self._is_open:
                 self._consumer.settle(batch, {each.message.tag for each in received.rejected})
@@ -91,14 +94,8 @@ class Reader:
         finally:
             self._state.end(self._consumer.alias, tally)
 
-    def _store(self, batch: list[Incoming]) -> Received | None:
-        """Store a batch; return None if the inbox stops before that was possible."""
-        found: list[Received] = []
-        self._use_database(lambda: found.append(self._writer.store(batch)))
-        return found[0] if found else None
-
-    def _use_database(self, work: Callable[[], object]) -> None:
-        """Do some work in the database, again and again until it succeeds or the inbox stops.
+    def _use_database(self, work: Callable[[], T]) -> T | None:
+        """Do some work in the database, again and again until it succeeds; return None if the inbox stops before that.
 
         The broker has its messages back after a while, but the work goes on, which proves that the database can store
         messages before any is received again.
@@ -107,7 +104,7 @@ class Reader:
         began = time.monotonic()
         while not (failures and self._state.service.stopping):
             try:
-                work()
+                result = work()
             except (DatabaseError, InterfaceError) as error:
                 reason = close_after_error(connections[self._state.using], error, self._models)
                 failures += 1
@@ -126,7 +123,8 @@ class Reader:
             else:
                 if failures:
                     self._state.service.outages.end(self._database)
-                return
+                return result
+        return None
 
     def _open(self) -> None:
         if self._is_open:
@@ -178,7 +176,9 @@ class Reader:
             self._failed_attempts = 0
         self._close()
         reason = str(error)
-        self._count_failure(reason)
+        self._failed_attempts += 1
+        if self._patience is not None and self._failed_attempts >= self._patience:
+            raise self._unavailable(reason)
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = f"{self._consumer.alias}: {self._consumer.broker_name or 'consumer'}"
@@ -189,11 +189,6 @@ class Reader:
         """Note that the broker serves; many refuse something only a while after they have accepted the connection."""
         self._broker_outages = 0
         self._state.service.outages.end(self._name)
-
-    def _count_failure(self, reason: str) -> None:
-        self._failed_attempts += 1
-        if self._patience is not None and self._failed_attempts >= self._patience:
-            raise self._unavailable(reason)
 
     def _unavailable(self, reason: str) -> RelayUnavailable:
         return RelayUnavailable(

@@ -26,8 +26,7 @@ def receive(
     consumer: str,
     *,
     publisher: str = "handlers",
-    unknown_types: Literal["store", "drop", "reject"] = "store",
-    invalid: Literal["store", "reject"] = "store",
+    unknown_types: Literal["store", "drop"] = "store",
     id_source: str = "message_id",
     type_header: str = "",
     remember: bool = False,
@@ -47,10 +46,7 @@ def receive(
         consumer: what receives them, such as `billing`, for the log; 1 to 50 printable characters without blanks around
             them. It distinguishes IDs that are not UUIDs, so it must not change. `OUTBOX["CONSUMERS"]` is not read.
         publisher: the alias of the publisher for which the messages are stored.
-        unknown_types: what to do with a message of a type that the publisher does not know: `store` it, `drop` it, or
-            `reject` it.
-        invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
-            it as a failed message, or `reject` it. A message that cannot even be described is rejected.
+        unknown_types: what to do with a message of a type that the publisher does not know: `store` it or `drop` it.
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
             `position`; its `body`; or `header:NAME`.
         type_header: the header that carries a message's type; empty for none. A message with that header is a copy in
@@ -73,7 +69,6 @@ def receive(
         consumer,
         publisher=publisher,
         unknown_types=unknown_types,
-        invalid=invalid,
         id_source=id_source,
         type_header=type_header,
         remember=remember,

@@ -52,17 +52,15 @@ CONTENT_ERRORS = (*ROW_ERRORS, ValueError, TypeError, ArithmeticError, Recursion
 
 
 class Rejected(NamedTuple):
-    """A message that was not stored.
+    """An invalid message that could not be stored as a failed message either.
 
     Args:
         message: the message.
         reason: why, without any of its content.
-        is_invalid: whether it cannot be stored; otherwise, the publisher does not know its type.
     """
 
     message: Incoming
     reason: str
-    is_invalid: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class InboxTally:
     def count(cls, received: Received) -> "InboxTally":
         new = len(received.stored) + len(received.failed)
         known, dropped, rejected = len(received.known), len(received.dropped), len(received.rejected)
-        invalid = len(received.failed) + sum(each.is_invalid for each in received.rejected)
+        invalid = len(received.failed) + rejected
         return cls(new + known + dropped + rejected, new, known, invalid, dropped, rejected)
 
     def __add__(self, other: "InboxTally") -> "InboxTally":
@@ -143,11 +141,8 @@ class InboxWriter:
             if not self._is_about_content(error, partial(self._insert, entries)):
                 raise
             # One of them is the cause, although it passed all checks.
-            suspects = [(entry[0], fault) for entry in entries if (fault := self._insert_alone(entry)) is not None]
-            if len(suspects) == len(entries):
-                raise
-            for incoming, fault in suspects:
-                self._refuse(incoming, _explain(fault))
+            for entry in entries:
+                self._insert_alone(entry)
         return self._received
 
     def _read(self, incoming: Incoming) -> Entry | None:
@@ -156,11 +151,8 @@ class InboxWriter:
         value = incoming.headers.get(options.type_header) if options.type_header else None
         if value and isinstance(value, (str, *BYTES)):
             incoming = incoming._replace(type=text_of(value))
-        if options.unknown_types != "store" and not is_known_type(options.publisher, incoming.type):
-            if options.unknown_types == "drop":
-                self._received.dropped.append(incoming)
-            else:
-                self._reject(incoming, f"publisher {options.publisher!r} does not know its type.", is_invalid=False)
+        if options.unknown_types == "drop" and not is_known_type(options.publisher, incoming.type):
+            self._received.dropped.append(incoming)
             return None
         read = partial(read_incoming, incoming, options, self._store.dialect)
         try:
@@ -171,20 +163,18 @@ class InboxWriter:
             return self._refuse(incoming, _explain(error))
 
     def _refuse(self, incoming: Incoming, reason: str) -> Entry | None:
-        """Return a failed message that describes one that cannot be stored, or None after rejecting it."""
-        if self._options.invalid == "store":
-            describe_it = partial(describe_unstorable, incoming, reason, self._options, self._store.dialect)
-            try:
-                return incoming, describe_it()
-            except Exception as error:
-                if not self._is_about_content(error, describe_it):
-                    raise
-                reason = f"{reason} Nor can it be stored as a failed message: {_explain(error)}"
-        self._reject(incoming, reason, is_invalid=True)
-        return None
+        """Return a failed message that describes one that cannot be stored; None after rejecting an even worse one."""
+        describe_it = partial(describe_unstorable, incoming, reason, self._options, self._store.dialect)
+        try:
+            return incoming, describe_it()
+        except Exception as error:
+            if not self._is_about_content(error, describe_it):
+                raise
+            self._reject(incoming, f"{reason} Nor can it be stored as a failed message: {_explain(error)}")
+            return None
 
-    def _reject(self, incoming: Incoming, reason: str, *, is_invalid: bool) -> None:
-        self._received.rejected.append(Rejected(incoming, reason, is_invalid))
+    def _reject(self, incoming: Incoming, reason: str) -> None:
+        self._received.rejected.append(Rejected(incoming, reason))
         identify = partial(id_of_incoming, incoming, self._options)
         try:
             message_id = str(identify())
@@ -280,21 +270,18 @@ class InboxWriter:
                 count=len(others),
             )
 
-    def _insert_alone(self, entry: Entry) -> Exception | None:
-        """Insert or refuse a message. Return an error for which it is to be rejected if others are stored."""
+    def _insert_alone(self, entry: Entry) -> None:
+        """Insert a message, or what describes it."""
         insert = partial(self._insert, [entry])
         try:
             insert()
         except Exception as error:
             if not self._is_about_content(error, insert):
                 raise
-            if self._options.invalid != "store" and not isinstance(error, CONTENT_ERRORS):
-                return error
             reason = describe(error) if isinstance(error, DatabaseError) else _explain(error)
             refused = self._refuse(entry[0], reason)
             if refused is not None:
                 self._insert([refused])
-        return None
 
     def _is_about_content(self, error: Exception, again: Callable[[], object]) -> bool:
         """Return whether content caused the error of a function.

@@ -32,17 +32,10 @@ QUICK = InboxLimits(
 )
 
 
-@pytest.fixture(params=["classic", "quorum"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Run the test with each kind of queue."""
-    kind: str = request.param
-    return kind
-
-
 @pytest.fixture
-def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+def source() -> Iterator[Source]:
     """A queue of RabbitMQ. The contract suite has a fixture of the same name, with the sources of all brokers."""
-    source = RabbitMQSource(request.getfixturevalue("kind") if "kind" in request.fixturenames else "classic")
+    source = RabbitMQSource()
     yield source
     source.close()
 

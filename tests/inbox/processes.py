@@ -24,10 +24,8 @@ def insert_and_hang(self, *arguments):
     from django.db import transaction
     global batches
     batches += 1
-    if batches < 3 or point not in ("before", "inside"):
+    if batches < 3 or point != "inside":
         return insert(self, *arguments)
-    if point == "before":
-        hang()
     with transaction.atomic(using=alias):
         insert(self, *arguments)
         hang()

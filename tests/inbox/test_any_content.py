@@ -1,7 +1,11 @@
 """No content of a message stops an inbox: whatever arrives can be read, and is then stored or rejected."""
 
+import datetime
 import json
+import math
 from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.consumer import INVALID
 from django_outbox.brokers.kafka import encoding as kafka
 from django_outbox.brokers.nats import encoding as nats
 from django_outbox.brokers.rabbitmq import encoding as rabbitmq
 from django_outbox.brokers.rabbitmq.wire import Delivered
 from django_outbox.brokers.redis import encoding as redis
 from django_outbox.brokers.redis.encoding import StreamEntry
+from django_outbox.brokers.text_headers import FIELDS
 from django_outbox.inbox import receive
+from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY
@@ -82,8 +87,12 @@ HEADERS = st.builds(
     TYPES,
     TIMES,
     st.just({}) | EVENTS,
-    st.dictionaries(st.text(max_size=9) | st.just("x"), TEXTS, max_size=3),
+    st.dictionaries(st.text(max_size=9) | st.sampled_from(["x", *FIELDS]), TEXTS, max_size=3),
 )
+
+
+TEXT_FIELDS = ("message_id", "type", "key", "topic")
+TIME = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
 
 
 def as_bytes(text: str) -> bytes:
@@ -116,22 +125,42 @@ def from_rabbitmq(body: bytes, headers: dict[str, str]) -> Incoming:
         for _ in range(min(text.count("["), 2000)):
             encoded = b"A" + len(encoded).to_bytes(4, "big") + encoded
         table += bytes([len(short)]) + short + encoded
-    type = as_bytes(headers["content-type"])
+    type = as_bytes(headers["content-type"])[:255]
     properties = b"\xa0\x00" + bytes([len(type)]) + type + len(table).to_bytes(4, "big") + table
     return rabbitmq.read_delivery(Delivered(0, b"t", properties, body))
 
 
-READERS: list[Callable[[bytes, dict[str, str]], Incoming]] = [from_kafka, from_nats, from_redis, from_rabbitmq]
+def from_a_library(body: bytes, headers: dict[str, str]) -> Incoming:
+    """Return a message as a project passes it to `receive`, with headers of any type."""
+    values = {name: [bytes(7), TIME, Decimal(7), math.inf, text][len(text) % 5] for name, text in headers.items()}
+    fields: dict[str, Any] = {field: headers.get(name, "") for field, name in zip(TEXT_FIELDS, FIELDS, strict=False)}
+    return Incoming(0, body, headers=values, sent_at=TIME, **fields)
 
 
-@pytest.mark.parametrize("read", READERS)
-@given(contents=st.lists(st.tuples(BODIES, HEADERS), min_size=1, max_size=3), invalid=st.sampled_from(INVALID))
+READERS: dict[Callable[[bytes, dict[str, str]], Incoming], str] = {
+    from_kafka: "default",
+    from_nats: "mariadb",
+    from_redis: "default",
+    from_rabbitmq: "postgresql",
+    from_a_library: "postgresql",
+}
+"""How messages are read, and the alias of a database that stores them."""
+
+
+@pytest.mark.parametrize(("read", "using"), READERS.items())
+@given(contents=st.lists(st.tuples(BODIES, HEADERS), min_size=1, max_size=3))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_whatever_arrives_is_stored_or_rejected(read, contents, invalid):
-    OutboxMessage.objects.all().delete()
+def test_whatever_arrives_is_stored_or_rejected(read, using, contents):
+    messages = OutboxMessage.objects.using(using)
+    messages.all().delete()
     batch = [read(*content)._replace(tag=tag) for tag, content in enumerate(contents, 1)]
     with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY}}):
-        received = receive(batch, "billing", publisher="default", invalid=invalid, id_source="header:x")
-    new = len(received.stored) + len(received.failed)
-    assert new + len(received.known) + len(received.rejected) == len(batch)
-    assert OutboxMessage.objects.count() == new
+        store = partial(receive, publisher="default", id_source="header:x", using=using)
+        received = store(batch, "billing")
+        again = store(batch, "billing")
+    new = received.stored + received.failed
+    rejected = [each.message for each in received.rejected]
+    assert sorted(each.tag for each in new + received.known + rejected) == [each.tag for each in batch]
+    assert not again.stored + again.failed
+    assert messages.count() == len(new)
+    assert not messages.exclude(type=INVALID_TYPE).failed()

@@ -83,8 +83,7 @@ def test_e037_the_backend_is_not_a_consumer():
         ({"queue": ""}, "queue is ''; it must be a string of 1 to 255 bytes"),
         ({"type_header": 7}, "type_header is 7; it must be the name of a header"),
         ({"url": "http://guest:secret@host"}, "url: a URL must begin with amqp://"),
-        ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of 'store', 'drop', 'reject'"),
-        ({"invalid": "drop"}, "invalid is 'drop'; it must be one of 'store', 'reject'"),
+        ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of 'store', 'drop'"),
         (
             {"id_source": "header:"},
             "id_source is 'header:'; it must be 'message_id', 'position', 'body' or 'header:NAME'",

@@ -15,7 +15,8 @@ from django.db import OperationalError, connections
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers import Consumer, Incoming
-from django_outbox.brokers.rabbitmq import consumer as window
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer
+from django_outbox.brokers.rabbitmq.consumer import ReadingLimits
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.content import id_of_incoming
 from django_outbox.inbox.reading import Reader
@@ -37,6 +38,9 @@ pytest_plugins = ["tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 EVENT_TYPE = "application/cloudevents+json"
+
+TOO_LARGE = b"1" * (2**20 + 1)
+"""A body that is too large to be stored at all."""
 
 SOURCES: dict[str, Callable[[], Source]] = {
     "rabbitmq": RabbitMQSource,
@@ -124,15 +128,16 @@ def test_the_option_id_source_takes_precedence_over_the_id(source, make_inbox):
     assert payloads("default") == [1, 3, 4, 5]
 
 
-def test_messages_without_ids_are_known_by_their_positions(source, monkeypatch):
-    # RabbitMQ delivers that many messages before any is settled.
-    monkeypatch.setattr(window, "FIRST_SIZE", 3)
+def test_messages_without_ids_are_known_by_their_positions(source):
     source.send(1, 1, 2, message_id="", headers={"event-id": "1"})
     eventually(lambda: source.receivable() == 3)
 
     def receive() -> list[uuid.UUID]:
         make: Callable[..., Consumer] = import_string(source.backend)
         with closing(make("billing", **source.options, id_source="header:other")) as consumer:
+            if isinstance(consumer, RabbitMQConsumer):
+                # RabbitMQ delivers that many messages before any is settled.
+                consumer.limits = ReadingLimits(first_size=3)
             consumer.open()
             received: list[Incoming] = []
 
@@ -159,15 +164,15 @@ def test_a_large_message_is_stored(source, make_inbox):
 @pytest.mark.parametrize("source", ["rabbitmq", "rabbitmq-quorum"], indirect=True)
 @pytest.mark.parametrize("bad", [{0, 1, 2, 3, 4}, {1, 3, 4}], ids=str)
 def test_rejected_messages_of_a_batch_are_dead_letters_and_the_others_are_stored(source, make_inbox, bad):
-    ids = [source.send(raw=b"{" if n in bad else str(n).encode())[0] for n in range(5)]
+    ids = [source.send(raw=TOO_LARGE if n in bad else str(n).encode())[0] for n in range(5)]
     eventually(lambda: source.receivable() == 5)
-    tally = read_all(make_inbox(invalid="reject", batch_size=5), source)
+    tally = read_all(make_inbox(batch_size=5), source)
     assert payloads("default") == [n for n in range(5) if n not in bad]
     assert tally.rejected == len(bad)
     dead: list[Dead] = []
     while len(dead) < len(bad):
         dead += eventually(source.take_dead, "dead letters have arrived")
-    assert sorted(dead) == sorted((ids[n], b"{") for n in bad)
+    assert sorted(dead) == sorted((ids[n], TOO_LARGE) for n in bad)
     assert source.unsettled() == 0
 
 

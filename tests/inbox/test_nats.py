@@ -85,7 +85,6 @@ def put(nats: Nats, stream: str, *bodies: bytes, **headers: str) -> None:
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is blank; set it to the name of the stream"),
     "durable": ({"durable": "a.b"}, "durable is 'a.b'; it must be a name without"),
-    "reject": ({"invalid": "reject"}, "NATS has no dead letters; use 'store' or 'drop'"),
     "servers": ({"servers": "http://s3cret@host"}, "a URL must begin with nats:// or tls://"),
 }
 

@@ -196,9 +196,13 @@ def test_without_returned_rows_the_new_ids_are_found(using, monkeypatch, data):
     assert count(using) == len(ids)
 
 
-@given(ids=st.lists(st.text(min_size=1, max_size=30) | st.uuids(), max_size=20))
+UUIDS = st.integers(0, 2**128 - 1).map(lambda bits: uuid.UUID(int=bits))
+"""UUIDs of any version. MariaDB itself refuses some."""
+
+
+@given(ids=st.lists(st.text(min_size=1, max_size=30) | UUIDS | UUIDS.map(str), max_size=20))
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_string_is_an_id(using, ids):
+def test_any_string_and_any_uuid_is_an_id(using, ids):
     with transaction.atomic(using=using):
         HandledMessage.objects.using(using).all().delete()
         first = [once(id, "billing", using=using) for id in ids]
@@ -238,22 +242,6 @@ def test_an_invalid_id_is_refused_and_the_transaction_goes_on(using, id):
 def test_an_invalid_consumer_is_refused(consumer):
     with transaction.atomic(), pytest.raises(InvalidMessage, match="consumer"):
         once("7", consumer)
-
-
-@given(bits=st.integers(0, 2**128 - 1))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_uuid_of_any_version_is_an_id(using, bits):
-    with transaction.atomic(using=using):
-        HandledMessage.objects.using(using).all().delete()
-        for id in (uuid.UUID(int=bits), uuid.UUID(int=(bits | 0xFF << 56) & ~(0x7F << 56) | 0xF << 76)):
-            once(id, "billing", using=using)
-            assert not once(str(id), "billing", using=using)
-
-
-def test_the_unique_row_is_the_protection(using):
-    handle("7", using=using)
-    with pytest.raises(IntegrityError):
-        HandledMessage.objects.using(using).create(consumer="billing", message_id=str(derive_uuid(b"7")))
 
 
 def test_a_purge_deletes_old_records_only(using, monkeypatch):

@@ -10,8 +10,6 @@ import pytest
 from cloudevents.core.bindings.amqp import to_binary_event as to_amqp_event
 from cloudevents.core.bindings.rabbitmq import to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
 from django_outbox.brokers.rabbitmq.encoding import read_delivery
@@ -131,15 +129,3 @@ def test_an_event_that_cannot_be_read_has_a_problem(
     assert found.problem.startswith("it is an invalid CloudEvent: ")
     assert problem in found.problem
     assert "s3cret" not in found.problem
-
-
-JSON = st.recursive(
-    st.none() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=5,
-)
-
-
-@given(JSON)
-def test_no_structured_event_raises(event: object):
-    deliver({}, "application/cloudevents+json", json.dumps(event).encode())

@@ -1,35 +1,16 @@
 """Messages of a RabbitMQ queue reach the table: in order, once, and acknowledged after the commit."""
 
-import datetime
-
 import pytest
 from django.db.models import TextField
 from django.db.models.functions import Cast
 
-from django_outbox.models import OutboxMessage, Status
+from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
-from tests.inbox.conftest import payloads, read_all, stored
+from tests.inbox.conftest import read_all, stored
 from tests.support.claimed import make_message
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
-
-
-def test_a_message_of_an_outbox_keeps_its_fields(using, source, make_inbox):
-    source.send(
-        {"id": 7, "total": "9.50"},
-        key="order-7",
-        headers={"trace": "a", "nested": {"a": [1, "b", None, True]}},
-        properties={"correlation_id": "c-1", "timestamp": 1_700_000_000, "content_encoding": "utf-8"},
-    )
-    read_all(make_inbox(using), source)
-    (message,) = stored(using)
-    assert (message.type, message.topic, message.key) == ("order.created", source.name, "order-7")
-    assert message.payload == {"id": 7, "total": "9.50"}
-    assert message.headers == {"trace": "a", "nested": {"a": [1, "b", None, True]}, "correlation_id": "c-1"}
-    assert message.occurred_at == datetime.datetime.fromtimestamp(1_700_000_000, datetime.timezone.utc)
-    assert message.publisher == "default"
-    assert message.status is Status.PENDING
 
 
 def test_numbers_keep_their_digits(using, source, make_inbox):
@@ -55,20 +36,6 @@ def test_another_message_with_a_known_id_is_left_out_and_reported(using, source,
     assert (tally.stored, tally.known) == (0, 2)
     (message,) = stored(using)
     assert f"another message with the same ID is stored; the first has the ID {message.message_id}" in caplog.text
-
-
-def test_an_inbox_remembers_messages_whose_rows_were_deleted(using, source, make_inbox):
-    (id,) = source.send(1)
-    read_all(make_inbox(using, remember=True), source)
-    for message in stored(using):
-        message.delete()
-    source.send(1, message_id=id)
-    source.send(2)
-    read_all(make_inbox(using, remember=True), source)
-    assert payloads(using) == [2]
-    source.send(1, message_id=id)
-    read_all(make_inbox(using), source)
-    assert payloads(using) == [2, 1]
 
 
 def test_what_the_rabbitmq_publisher_sends_arrives_unchanged(source, make_inbox, make_publisher):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox.brokers import Incoming
@@ -18,7 +18,7 @@ from django_outbox.handlers.registry import registry
 from django_outbox.inbox import Received, receive
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
-from tests.conftest import ALIASES, LOCKING
+from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY, payloads, read_all, stored
 from tests.relay.test_unsettled import is_payload, refusing
 from tests.support.effects import HANDLERS
@@ -68,26 +68,12 @@ def test_a_valid_message_is_stored_rather_than_an_invalid_one_with_its_id(using)
     assert (tags(received.stored), tags(received.known), received.failed) == ([2], [1], [])
 
 
-@pytest.mark.parametrize("invalid", ["store", "reject"])
-def test_a_row_that_a_trigger_refuses_does_not_stop_the_others(using, invalid):
+def test_a_row_that_a_trigger_refuses_does_not_stop_the_others(using):
     frozen = is_payload(using, 2).replace("OLD", "NEW")
     with refusing(using, frozen, event="INSERT"):
         batch = [incoming(n, str(n).encode()) for n in (1, 2, 3)]
-        received = receive(batch, consumer="billing", invalid=invalid, using=using)
-        assert tags(received.stored) == [1, 3]
-        refused = [each.message for each in received.rejected] + received.failed
-        assert tags(refused) == [2]
-        assert len(received.failed) == (invalid == "store")
-
-
-@pytest.mark.parametrize("locking", LOCKING)
-def test_nothing_is_rejected_while_a_trigger_refuses_everything(locking):
-    """SQLite reports a trigger as it reports a constraint, which is about the row."""
-    batch = [incoming(n, b"2") for n in (1, 2)]
-    frozen = refusing(locking, is_payload(locking, 2).replace("OLD", "NEW"), event="INSERT")
-    with frozen, pytest.raises(DatabaseError, match="frozen by accounting"):
-        receive(batch, consumer="billing", invalid="reject", using=locking)
-    assert len(receive(batch, consumer="billing", using=locking).stored) == 2
+        received = receive(batch, consumer="billing", using=using)
+        assert (tags(received.stored), tags(received.failed)) == ([1, 3], [2])
 
 
 def test_bytes_of_every_kind_become_text(using):
@@ -97,24 +83,20 @@ def test_bytes_of_every_kind_become_text(using):
     assert (message.type, message.headers) == ("order.paid", {"a": "x", "b": "y", "c": [1, "z"], "kind": "order.paid"})
 
 
-def test_rejected_messages_come_with_the_reason():
-    received = receive([incoming(1, b"{"), incoming(2)], consumer="billing", invalid="reject")
-    ((message, reason, is_invalid),) = received.rejected
-    assert (message.tag, is_invalid) == (1, True)
-    assert reason.startswith("its body is not JSON")
+def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected_with_the_reason():
+    received = receive([incoming(1, b"1" * 2**21), incoming(2)], consumer="billing")
+    ((message, reason),) = received.rejected
+    assert message.tag == 1
+    assert reason.startswith("its body has 2,097,152 bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is 1,048,576. Nor can it be")
     assert tags(received.stored) == [2]
 
 
-@pytest.mark.parametrize("option", ["drop", "reject"])
-def test_messages_of_unknown_types_are_dropped_or_rejected(option):
+def test_messages_of_unknown_types_are_dropped():
     with registry.scratch():
         handler("order.paid")(print)
         batch = [incoming(1), incoming(2, headers={"kind": b"order.paid"})]
-        received = receive(batch, consumer="billing", unknown_types=option, type_header="kind")
-    assert tags(received.stored) == [2]
-    assert tags(received.dropped) == ([1] if option == "drop" else [])
-    rejected = [(each.message.tag, each.is_invalid) for each in received.rejected]
-    assert rejected == ([(1, False)] if option == "reject" else [])
+        received = receive(batch, consumer="billing", unknown_types="drop", type_header="kind")
+    assert (tags(received.stored), tags(received.dropped)) == ([2], [1])
 
 
 def test_an_empty_batch_is_stored():
@@ -201,7 +183,7 @@ def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_r
         ({"publisher": "missing"}, "publisher is 'missing', which is not in OUTBOX['PUBLISHERS']; it must be one of"),
         ({"id_source": "header:"}, "id_source is 'header:'; it must be 'message_id', 'position', 'body'"),
         ({"consumer": ""}, "consumer: is ''; it must be a string of 1 to 50 printable characters"),
-        ({"consumer": "billing ", "remember": True, "invalid": "reject"}, "consumer: is 'billing '; it must be"),
+        ({"consumer": "billing ", "remember": True}, "consumer: is 'billing '; it must be"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

@@ -58,7 +58,6 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
     """
 
     broker_name: ClassVar[str] = "Kafka"
-    has_dead_letters: ClassVar[bool] = False
 
     config: Mapping[str, Any]
     group: str

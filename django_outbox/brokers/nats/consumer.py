@@ -57,7 +57,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     """
 
     broker_name: ClassVar[str] = "NATS JetStream"
-    has_dead_letters: ClassVar[bool] = False
 
     stream: str = ""
     durable: str = ""

@@ -1,7 +1,7 @@
 """`RabbitMQConsumer`: reads a queue, and settles what was stored."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -18,9 +18,6 @@ from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Allowance
 from django_outbox.utils.text import one_line
 
-FIRST_SIZE = 1
-"""Number of messages that are delivered ahead before any was stored."""
-
 REFUSED_BY_STREAMS = {"x-priority": 0}
 """The default priority of a consumer, which RabbitMQ refuses only if the queue is a stream. Each consumer of a stream
 begins at its end, and `Window` begins another consumer again and again, so the messages in between would be skipped."""
@@ -31,9 +28,19 @@ MANY_RETURNS = 10
 WARNING_INTERVAL = 60.0
 """Seconds between two such warnings."""
 
-READ_INTERVAL = 1.0
-"""Seconds after which a connection that reads nothing, because the reader is behind, reads a little: pika considers a
-connection dead if it receives nothing for a while, heartbeats included."""
+
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """Limits of a connection that are not options; tests pass others.
+
+    Args:
+        first_size: number of messages that are delivered ahead before any was stored.
+        read_interval: seconds after which a connection that reads nothing, because the reader is behind, reads a
+            little: pika considers a connection dead if it receives nothing for a while, heartbeats included.
+    """
+
+    first_size: int = 1
+    read_interval: float = 1.0
 
 
 class Window:
@@ -49,18 +56,20 @@ class Window:
 
     Args:
         max_size: size up to which windows grow. A window of that size is refilled.
+        first_size: size of the first one.
 
     Attributes:
         size: the number of messages that may be unsettled.
     """
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, first_size: int = 1) -> None:
         self._max_size = max_size
+        self._first_size = first_size
         self.restart()
 
     def restart(self) -> None:
         """Begin with the first window of a channel, which numbers its deliveries from 1."""
-        self.size = min(FIRST_SIZE, self._max_size)
+        self.size = min(self._first_size, self._max_size)
         self._delivered = self._stored = self._settled = 0
         self._accepted = 0
         self._rejected: list[int] = []
@@ -108,6 +117,7 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
 
     queue: str
     timeout: float = 15.0
+    limits: ReadingLimits = field(init=False, default=ReadingLimits())
 
     def __post_init__(self) -> None:
         RabbitMQOptions.__post_init__(self)
@@ -131,7 +141,8 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         super().__init__(consumer, consumer.hosts, lambda connection: DeliveryWire(connection, self._on_delivery))
         self._queue = consumer.queue
         # While one batch is stored, the next one arrives.
-        self._window = Window(min(2 * consumer.batch_size, MAX_SHORT))
+        self._window = Window(min(2 * consumer.batch_size, MAX_SHORT), consumer.limits.first_size)
+        self._read_interval = consumer.limits.read_interval
         self.intake = Intake(2 * consumer.batch_bytes, partial(self._call, self._loop.resume_reading))
         self._channel: Channel | None = None
         self._consumer_tag = ""
@@ -196,7 +207,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         if incoming.returns >= MANY_RETURNS and self._warnings.take():
             self._warn_of_limit(incoming)
         if not self.intake.put(incoming):
-            self._loop.pause_reading(READ_INTERVAL)
+            self._loop.pause_reading(self._read_interval)
 
     def _warn_of_limit(self, incoming: Incoming) -> None:
         logger.warning(

@@ -65,7 +65,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
     """
 
     broker_name: ClassVar[str] = "Redis"
-    has_dead_letters: ClassVar[bool] = False
 
     stream: str
     group: str
