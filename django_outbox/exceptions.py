@@ -12,7 +12,7 @@
     ├── TransactionTimeout
     └── HandlerTimeout        (also a TimeoutError)
 
-`UnsavedEvents` is a warning, not an exception. An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
+An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
 """
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "TransactionRequired",
     "TransactionTimeout",
     "UnknownEvent",
-    "UnsavedEvents",
 ]
 
 
@@ -74,10 +73,6 @@ class UnknownEvent(OutboxError, LookupError):
         super().__init__(problem)
         self.type = type
         self.version = version
-
-
-class UnsavedEvents(ResourceWarning):
-    """A model instance was garbage-collected with recorded events, and `save()` or `delete()` was never called."""
 
 
 class RelayUnavailable(OutboxError):

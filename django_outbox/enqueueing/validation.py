@@ -17,7 +17,6 @@ from django.utils.datastructures import MultiValueDict
 from django.utils.timezone import is_naive
 
 from django_outbox.conf import get_settings
-from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.exceptions import InvalidMessage
@@ -41,20 +40,6 @@ MAX_PATH_LENGTH = 200
 
 MAX_REASON_LENGTH = 150
 """Maximum characters of the encoder's own message in an error."""
-
-NEW_MESSAGE = {
-    "processed_at": None,
-    "failed_at": None,
-    "attempts": 0,
-    "error": "",
-    "error_class": "",
-    "first_error_at": None,
-    "last_error_at": None,
-    "dead_lettered_at": None,
-    "history": None,
-    "original": None,
-}
-"""The fields that record delivery attempts, with their values in a new message."""
 
 
 class Json(NamedTuple):
@@ -106,9 +91,9 @@ def check_message(message: OutboxMessage | NewMessage, dialect: Dialect, source:
 
 
 def check_unsaved(message: object) -> OutboxMessage:
-    """Check that an object is a new message, without a value in any field that only the database and the relay set.
+    """Check that an object is a new message, and convert the fields that `enqueue` would convert, in place.
 
-    Fields that `enqueue` would convert are converted in place.
+    Fields that only the relay sets, and those that are derived from the key, are not written, whatever they are.
     """
     if not isinstance(message, OutboxMessage):
         raise InvalidMessage("message", f"must be an OutboxMessage, not {_kind(message)}.")
@@ -116,18 +101,8 @@ def check_unsaved(message: object) -> OutboxMessage:
         raise InvalidMessage(
             "id", "must be None. The message is already saved, or its ID was set by hand: the database assigns it."
         )
-    for name, initial in NEW_MESSAGE.items():
-        if getattr(message, name) != initial:
-            raise InvalidMessage(name, f"must be {initial!r}: only the relay sets this field.")
     message.message_id = read_message_id(message.message_id)
     message.key = _read_key(message.key)
-    # An earlier call may have set them on the same instance.
-    for name, default, chosen in (
-        ("partition", 0, lambda: partition_of(message.key)),
-        ("blocks_key", False, lambda: bool(message.key)),
-    ):
-        if getattr(message, name) != default and getattr(message, name) != chosen():
-            raise InvalidMessage(name, "must not be set: it is derived from the key.")
     for name in ("occurred_at", "available_at"):
         time = getattr(message, name)
         if not isinstance(time, DatabaseDefault):
@@ -406,24 +381,15 @@ def _problem(node: _Node, dialect: Dialect) -> str:
 
 def _problem_of_container(node: _Node, dialect: Dialect) -> str:
     if node.depth > dialect.max_json_depth:
-        if _contains_itself(node):
-            return "is not JSON: it contains itself."
-        return f"is nested too deeply for the database; the limit is {dialect.max_json_depth} levels."
+        return (
+            f"is nested too deeply for the database, or contains itself; the limit is {dialect.max_json_depth} levels."
+        )
     if isinstance(node.value, MultiValueDict) and any(len(values) > 1 for _, values in node.value.lists()):
         return (
             f"is a {_kind(node.value)}, of which JSON keeps only the last value of each key. Pass dict(value.lists()), "
             "or value.dict() if one value of each is enough."
         )
     return _problem_of_keys(node.value, dialect) if isinstance(node.value, dict) else ""
-
-
-def _contains_itself(node: _Node) -> bool:
-    parent = node.parent
-    while parent is not None:
-        if parent.value is node.value:
-            return True
-        parent = parent.parent
-    return False
 
 
 def _problem_of_keys(value: dict[Any, Any], dialect: Dialect) -> str:

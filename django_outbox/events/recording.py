@@ -1,7 +1,6 @@
 """`RecordsEvents`: instances of a model record events, which are enqueued when the instance is saved or deleted."""
 
 import uuid
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,7 +12,7 @@ from django_outbox.db.fields import uuid7
 from django_outbox.db.transactions import waits_for_commit
 from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.enqueueing.events import ATTRIBUTE, Event, as_message
-from django_outbox.exceptions import InvalidMessage, UnsavedEvents
+from django_outbox.exceptions import InvalidMessage
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,15 +41,11 @@ class Recorded:
 
     An enqueued event is kept until its transaction is committed. If the transaction, or the savepoint, is rolled back
     instead, the event is pending again.
-
-    When it is garbage-collected with events, and nothing has tried to save them, it warns.
     """
 
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
+    def __init__(self) -> None:
         self._pending: list[_Entry] = []
         self.enqueued: list[_Enqueued] = []
-        self._was_tried = False
 
     def add(self, content: object) -> None:
         """Add an event, or a function that gets the instance and returns one."""
@@ -59,11 +54,9 @@ class Recorded:
         if not (hasattr(type(content), ATTRIBUTE) or callable(content)):
             raise InvalidMessage("event", f"must be an event, or a function that returns one, not {_kind(content)}.")
         self._pending.append(_Entry(content, uuid7()))
-        self._was_tried = False
 
     def prepare(self) -> bool:
         """Return whether there are pending events, now that the instance is being saved or deleted."""
-        self._was_tried = True
         waiting = set()
         # A rollback undoes the last events. So if one waits for the commit, all earlier ones on its connection do.
         for each in reversed([*self.enqueued]):
@@ -89,17 +82,6 @@ class Recorded:
             transaction.on_commit(enqueued, using=using)
         self.enqueued.append(enqueued)
         self._pending = []
-
-    def __del__(self) -> None:
-        if self._pending and not self._was_tried:
-            names = ", ".join(_kind(entry.content) for entry in self._pending)
-            warnings.warn(
-                f"An instance of {self._owner} has recorded {names}, and neither save() nor delete() was called: "
-                "nothing was enqueued.",
-                UnsavedEvents,
-                source=self,
-                stacklevel=2,
-            )
 
 
 class _Enqueued:
@@ -184,7 +166,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
             InvalidMessage: it is neither.
         """
         if self._recorded is None:
-            self._recorded = Recorded(f"{type(self).__module__}.{type(self).__qualname__}")
+            self._recorded = Recorded()
         self._recorded.add(event)
 
     def _choose_database(self, given: Sequence[object], kwargs: Mapping[str, Any]) -> str:

@@ -127,19 +127,6 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         """Return the pending messages that are due by the database's clock."""
         return self.filter(available_at__lte=DatabaseNow())
 
-    def backlog(self) -> "models.QuerySet[Any, Any]":
-        """Return the pending messages by publisher and type: their `count`, and the earliest `occurred_at` as `oldest`.
-
-        It counts every pending row, on PostgreSQL from the index alone. Suitable for a query every minute, but not
-        every second.
-        """
-        return (
-            self.pending()
-            .order_by("publisher", "type")
-            .values("publisher", "type")
-            .annotate(count=models.Count("id"), oldest=models.Min("occurred_at"))
-        )
-
     def publishers_in_use(self) -> list[str]:
         """Return the publishers of the pending messages, including those that were removed from the settings.
 

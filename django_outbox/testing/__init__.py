@@ -50,10 +50,7 @@ def drain(
     raise_failures: bool = True,
     max_seconds: float = 30.0,
     delayed: bool = False,
-    run_tasks: bool = False,
 ) -> Drained:
     """Deliver the messages that are due, with publishers in memory and the project's handlers; see `Outbox.drain`."""
     with memory_publishers():
-        return Outbox(using, after=0).drain(
-            raise_failures=raise_failures, max_seconds=max_seconds, delayed=delayed, run_tasks=run_tasks
-        )
+        return Outbox(using, after=0).drain(raise_failures=raise_failures, max_seconds=max_seconds, delayed=delayed)

@@ -1,16 +1,14 @@
 """Deliver in a test: publishers in memory, and a report of failures with the exceptions that handlers raised."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from django_outbox.brokers import memory
-from django_outbox.conf import get_settings
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from django_outbox.relay import Relay
 from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
-from django_outbox.utils.text import counted, describe
+from django_outbox.utils.text import counted
 
 
 @contextmanager
@@ -30,12 +28,12 @@ def memory_publishers() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailure:
-    """A message that was not processed, or the call of a Celery task that has raised an exception.
+    """A message that was not processed.
 
     Args:
         message: the message as the publisher got it.
         error: the reason, as text.
-        cause: the exception that a handler or a task raised, if any.
+        cause: the exception that a handler raised, if any.
         failed: whether the message has failed; otherwise it waits for its next attempt.
     """
 
@@ -62,17 +60,13 @@ class Drained:
     failures: tuple[DrainFailure, ...]
 
 
-def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float, run_tasks: bool) -> Drained:
+def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float) -> Drained:
     """Deliver the messages that are due, as `Outbox.drain` does."""
-    ends_at = time.monotonic() + max_seconds
     recorder = _OutcomeTracer()
     add_tracer(recorder)
     try:
-        while True:
-            with Relay(using=using) as relay:
-                relay.drain(max_seconds=max(ends_at - time.monotonic(), 0))
-            if not (run_tasks and recorder.run_calls()) or time.monotonic() > ends_at:
-                break
+        with Relay(using=using) as relay:
+            relay.drain(max_seconds=max_seconds)
     finally:
         remove_tracer(recorder)
     drained = recorder.result()
@@ -89,30 +83,11 @@ class _OutcomeTracer(Tracer):
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Message, Outcome, bool]] = {}
-        self._calls: list[tuple[Message, str]] = []
 
     def published(self, batch: PublishedBatch) -> None:
         for message, outcome in zip(batch.messages, batch.outcomes, strict=True):
             if outcome.kind is not OutcomeKind.BLOCKED:
                 self._last[message.id] = message, outcome, message.id in batch.failed
-            if outcome is ACCEPTED:
-                self._calls.append((message, batch.publisher_alias))
-
-    def run_calls(self) -> bool:
-        """Run the Celery tasks that were published since the last time; return whether there were any."""
-        from django_outbox.testing import celery_calls  # noqa: PLC0415 - needs Celery
-
-        published, self._calls = self._calls, []
-        was_run = False
-        for message, publisher_alias in published:
-            call = celery_calls.read_call(message)
-            if call is not None:
-                was_run = True
-                app_path = get_settings().publishers[publisher_alias].options.get("app")
-                error = celery_calls.run(call, app_path)
-                if error is not None:
-                    self._last[message.id] = message, rejected(describe(error), cause=error), True
-        return was_run
 
     def result(self) -> Drained:
         last = self._last.values()

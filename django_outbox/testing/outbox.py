@@ -119,7 +119,6 @@ class Outbox:
         raise_failures: bool = True,
         max_seconds: float = 30.0,
         delayed: bool = False,
-        run_tasks: bool = False,
     ) -> Drained:
         """Deliver the messages that are due: call handlers, and hand the others to the publishers in memory.
 
@@ -131,18 +130,16 @@ class Outbox:
             max_seconds: begin no further batch after this time.
             delayed: first make the messages due that wait for their delay, `available_at` or next attempt. Messages
                 that are enqueued with a delay while it drains still wait.
-            run_tasks: run the tasks of stored Celery calls in this process, without broker and worker, and go on with
-                what they enqueue. Retries of a task follow at once.
 
         Raises:
-            AssertionError: a message was not accepted, or a task has raised an exception. The error names each one; its
-                cause is the first exception that a handler or a task has raised.
+            AssertionError: a message was not accepted. The error names each one; its cause is the first exception that
+                a handler has raised.
             TransactionForbidden: it was called inside `transaction.atomic()`.
         """
         __tracebackhide__ = True
         if delayed:
             OutboxMessage.objects.using(self.using).filter(id__gt=self._after).retry_now()
-        return drain_outbox(self.using, raise_failures=raise_failures, max_seconds=max_seconds, run_tasks=run_tasks)
+        return drain_outbox(self.using, raise_failures=raise_failures, max_seconds=max_seconds)
 
     def _find(
         self, type_or_event: str | type, where: Mapping[str, Any] | None, fields: Mapping[str, Any]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, models, transaction
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory, TestCase, override_settings
+from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -83,37 +82,6 @@ class TestTransactions:
 
 
 @committed
-def test_an_on_commit_hook_can_enqueue_in_a_separate_transaction(using: str):
-    refused = []
-
-    def hook() -> None:
-        try:
-            enqueue("order.created", 1, using=using)
-        except TransactionRequired as error:
-            refused.append(error)
-        enqueue("order.created", 2, using=using, require_transaction=False)
-
-    with transaction.atomic(using=using):
-        transaction.on_commit(hook, using=using)
-    assert len(refused) == 1
-    assert count(using) == 1
-
-
-@committed
-def test_autocommit_turned_off_by_hand_counts_as_a_transaction(using: str):
-    transaction.set_autocommit(False, using=using)
-    try:
-        enqueue("order.created", 1, using=using)
-        enqueue("order.created", 1, using=using, message_id=uuid.uuid4())
-        enqueue_many([OutboxMessage(type="order.created", payload=1)], using=using)
-        assert count(using) == 3
-        transaction.rollback(using=using)
-    finally:
-        transaction.set_autocommit(True, using=using)
-    assert count(using) == 0
-
-
-@committed
 def test_autocommit_turned_off_in_the_settings_counts_before_the_first_query(using: str):
     with another_alias(using) as alias:
         connections[alias].settings_dict["AUTOCOMMIT"] = False
@@ -136,27 +104,6 @@ def test_require_transaction_false_writes_all_chunks_or_none(using: str, monkeyp
     with connections[using].execute_wrapper(fail_at_second), pytest.raises(Undo):
         enqueue_many([OutboxMessage(type="a", payload=1), second], using=using, require_transaction=False)
     assert count(using) == 0
-
-
-@committed
-def test_atomic_requests_are_transactions(using: str):
-    from django.core.handlers.base import BaseHandler  # noqa: PLC0415 - needs the settings
-
-    def view(request: HttpRequest) -> HttpResponse:
-        enqueue("order.created", 1, using=using)
-        if request.GET:
-            raise Undo
-        return HttpResponse()
-
-    connections.settings[using]["ATOMIC_REQUESTS"] = True
-    try:
-        atomic_view = BaseHandler().make_view_atomic(view)
-        atomic_view(RequestFactory().get("/"))
-        with pytest.raises(Undo):
-            atomic_view(RequestFactory().get("/?undo=1"))
-    finally:
-        connections.settings[using]["ATOMIC_REQUESTS"] = False
-    assert count(using) == 1
 
 
 @committed
@@ -207,6 +154,8 @@ class InsideTestCaseTests(TestCase):
 
     def test_an_on_commit_hook_runs_outside_the_transaction(self) -> None:
         def hook() -> None:
+            with pytest.raises(TransactionRequired):
+                enqueue("order.created", 1)
             enqueue("order.created", 1, require_transaction=False)
 
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():

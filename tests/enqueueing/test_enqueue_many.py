@@ -9,7 +9,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
+from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.db.fields import uuid7
 from django_outbox.enqueueing.writing import CHUNK_BYTES, CHUNK_SIZE
 from tests.conftest import ALIASES
@@ -200,16 +200,6 @@ def test_one_message_id_for_two_publishers_makes_two_messages(using: str):
     ]
 
 
-def test_an_error_names_the_message_and_the_path(using: str):
-    right = OutboxMessage(type="a", payload=1)
-    wrong = OutboxMessage(type="a", payload={"a: b": [object()]})
-    with transaction.atomic(using=using):
-        with pytest.raises(InvalidMessage) as info:
-            enqueue_many([right, wrong], using=using)
-        assert str(info.value).startswith('messages[1].payload["a: b"][0]: is not JSON: ')
-    assert count(using) == 0
-
-
 def test_an_empty_list_writes_nothing(using: str):
     with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
         assert enqueue_many([], using=using) == []
@@ -223,9 +213,3 @@ def test_times_that_the_caller_sets_are_kept(using: str):
         enqueue_many(messages, using=using)
     message = OutboxMessage.objects.using(using).get()
     assert message.available_at == message.occurred_at == time
-
-
-def test_enqueue_many_writes_ten_thousand_messages(using: str):
-    with transaction.atomic(using=using):
-        enqueue_many((OutboxMessage(type="order.created", payload=n) for n in range(10_000)), using=using)
-    assert count(using) == 10_000

@@ -158,16 +158,6 @@ def test_many_writers_never_deadlock(using: str, level: str, rows: str, keys: in
     assert OutboxMessage.objects.using(using).count() == written
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_deleted_row_of_a_key_lock_is_created_again(level: str):
-    with another_alias("mariadb", **isolation("mariadb", level)) as alias:
-        KeyLock.objects.using("mariadb").all().delete()
-        mysql._complete.clear()
-        with transaction.atomic(using=alias):
-            enqueue("a", 1, key="k", using=alias, lock_key=True)
-        assert set(KeyLock.objects.using(alias).values_list("number", flat=True)) == set(range(KEY_LOCKS))
-
-
 @pytest.mark.parametrize("level", [*LEVELS, "serializable"])
 @pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 def test_a_table_of_key_locks_that_is_emptied_under_a_running_process_is_filled_again(using: str, level: str):

@@ -2,7 +2,6 @@
 
 import io
 import re
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.checks import TAG
-from django_outbox.db.fields import partition_of, uuid7
+from django_outbox.db.fields import partition_of
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
@@ -148,18 +147,6 @@ def test_a_requeued_message_takes_its_place_in_the_order_of_its_key(using: str):
     assert claimed_ids(using) == ids
 
 
-def test_backlog_counts_pending_messages_by_publisher_and_type(using: str, one_of_each: dict[Status, int]):
-    with transaction.atomic(using=using):
-        enqueue("order.created", 1, using=using)
-        enqueue("order.created", 1, using=using, delay=3600)
-    oldest = ago(hours=1)
-    OutboxMessage.objects.using(using).filter(type="order.created").order_by("id").update(occurred_at=oldest)
-    OutboxMessage.objects.using(using).filter(id=one_of_each[Status.PENDING]).update(publisher="other")
-    first, second = OutboxMessage.objects.using(using).backlog()
-    assert first == {"publisher": "default", "type": "order.created", "count": 2, "oldest": oldest}
-    assert (second["publisher"], second["type"], second["count"]) == ("other", "test.written", 1)
-
-
 def test_requeue_makes_failed_messages_due_with_one_update(using: str, one_of_each: dict[Status, int]):
     before = rows(using)
     with CaptureQueriesContext(connections[using]) as queries:
@@ -180,17 +167,6 @@ def test_discard_deletes_only_failed_messages(using: str, one_of_each: dict[Stat
         assert discard(OutboxMessage.objects.using(using).all()) == 1
     assert len(queries) == 1
     assert sorted(rows(using)) == sorted([one_of_each[Status.PENDING], one_of_each[Status.PROCESSED]])
-
-
-def test_a_discard_of_no_messages_returns_0(using: str):
-    assert discard(OutboxMessage.objects.using(using).none()) == 0
-    assert discard(OutboxMessage.objects.using(using).filter(pk__in=[])) == 0
-
-
-def test_requeue_and_discard_change_only_the_messages_of_the_queryset(using: str, one_of_each: dict[Status, int]):
-    others = OutboxMessage.objects.using(using).exclude(id=one_of_each[Status.FAILED])
-    assert (others.requeue(), discard(others)) == (0, 0)
-    assert len(rows(using)) == 3
 
 
 @pytest.mark.parametrize("move", [OutboxMessageQuerySet.requeue, discard], ids=["requeue", "discard"])
@@ -229,13 +205,6 @@ def test_migrating_emits_no_warning():
     for alias in ALIASES:
         call_command("check", databases=[alias], tags=["models", "database", TAG], stdout=out, stderr=err)
     assert err.getvalue() == ""
-
-
-def test_message_ids_increase_with_time():
-    made = [uuid7() for _ in range(1000)]
-    assert made == sorted(made)
-    assert {id.version for id in made} == {7}
-    assert {id.variant for id in made} == {uuid.RFC_4122}
 
 
 def test_the_text_of_a_message_has_its_type_and_message_id_and_no_payload():

@@ -9,7 +9,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
+from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.brokers.memory import published
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
@@ -91,27 +91,6 @@ class TestOneMessage:
                 enqueue_many([OutboxMessage(type="order.created", payload=n) for n in range(5)], using=using)
             assert len([query for query in queries if query["sql"].startswith("INSERT")]) == 1
         assert count(using) == 14
-
-    def test_a_rollback_removes_all_rows(self, using: str):
-        with transaction.atomic(using=using), transaction.atomic(using=using):
-            enqueue("order.created", 1, using=using)
-            transaction.set_rollback(True, using=using)
-        assert count(using) == 0
-
-    def test_with_lock_key_all_rows_are_written(self, using: str):
-        with transaction.atomic(using=using):
-            enqueue("order.created", 1, key="k", lock_key=True, using=using)
-        assert count(using) == 2
-
-    def test_what_is_refused_writes_no_row(self, using: str):
-        with transaction.atomic(using=using):
-            with pytest.raises(InvalidMessage):
-                enqueue("order.created", {1}, using=using)
-            with pytest.raises(InvalidMessage, match=r"messages\[1\]"):
-                enqueue_many(
-                    [OutboxMessage(type="order.created", payload=1), OutboxMessage(type="", payload=1)], using=using
-                )
-        assert count(using) == 0
 
 
 @on_every_database

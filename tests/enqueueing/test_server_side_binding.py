@@ -70,10 +70,9 @@ def test_every_statement_of_callers_and_relays_runs(using: str, scripted: Script
     OutboxMessage.objects.using(using).processed().update(processed_at=ago(days=30))
     assert purge(using=using) == 2
     assert len(written(using)) == 3
-    assert [entry["count"] for entry in OutboxMessage.objects.using(using).backlog()] == [3]
 
 
-@pytest.mark.parametrize("state", ["", "pending", "processed", "failed", "all"])
+@pytest.mark.parametrize("state", ["", "all"])
 def test_the_admin_lists_every_state(using: str, state: str, admin_client: Client):
     with transaction.atomic(using=using):
         message = enqueue("a", 1, key="k", using=using)

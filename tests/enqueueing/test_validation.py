@@ -17,8 +17,7 @@ from django.db import connections, models, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, assume, example, given
-from hypothesis import settings as examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
@@ -95,12 +94,6 @@ def test_only_a_key_may_have_control_characters(using: str, character: str):
     assert OutboxMessage.objects.using(using).get().key == text
 
 
-@pytest.mark.parametrize("field", ["type", "topic"])
-def test_a_type_or_topic_that_is_a_number_is_refused(field: str):
-    number: dict[str, Any] = {field: 3}
-    refused(field, "must be a string", "not int", **number)
-
-
 @pytest.mark.parametrize("key", [10**255, -(10**255), HUGE], ids=["long", "negative", "huge"])
 def test_an_integer_that_is_too_long_for_a_key_is_refused(key: int):
     refused("key", "255", key=key)
@@ -117,11 +110,6 @@ def test_an_unknown_publisher_is_refused_and_the_error_lists_the_configured_publ
 
 def test_a_misspelled_publisher_is_refused_with_the_one_that_was_meant():
     refused("publisher", "Did you mean 'default'?", publisher="defualt")
-
-
-@pytest.mark.parametrize("value", [float("nan"), decimal.Decimal("NaN")])
-def test_a_number_that_is_not_finite_is_refused_with_a_remedy(value: Any):
-    refused("payload", "Pass None", payload={"total": value})
 
 
 NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001
@@ -150,7 +138,7 @@ BAD_VALUES = [
     ({"a\x00b": 1}, "NUL"),
     ("a\ud800b", "surrogate"),
     ({"\udfff": 1}, "surrogate"),
-    (circular(), "not JSON"),
+    (circular(), "contains itself"),
 ]
 
 
@@ -358,16 +346,6 @@ def test_a_message_id_is_stored_unchanged_or_refused(using: str, message_id: str
             assert [str(message.message_id) for message in OutboxMessage.objects.using(using)] == [message_id]
 
 
-@pytest.mark.django_db(databases=ALIASES)
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(message_id=st.uuids().map(lambda id: uuid.UUID(int=id.int & ~(0x8 << 76))))
-def test_every_message_id_up_to_version_7_is_stored_unchanged(using: str, message_id: uuid.UUID):
-    with transaction.atomic(using=using):
-        enqueue("t", 1, message_id=message_id, using=using)
-        assert OutboxMessage.objects.using(using).filter(message_id=message_id).count() == 1
-        transaction.set_rollback(True, using=using)
-
-
 @pytest.mark.parametrize(
     ("available_at", "problem"),
     [
@@ -416,21 +394,7 @@ def test_delay_and_available_at_cannot_be_combined():
         ("message", None),
         ("type", OutboxMessage(payload=1)),
         ("id", OutboxMessage(id=1, type="a", payload=1)),
-        ("attempts", OutboxMessage(type="a", payload=1, attempts=-1)),
-        ("error", OutboxMessage(type="a", payload=1, error="\x00")),
-        ("error_class", OutboxMessage(type="a", payload=1, error_class="x")),
-        ("error_class", OutboxMessage(type="a", payload=1, error_class=None)),  # type: ignore[misc]
-        ("first_error_at", OutboxMessage(type="a", payload=1, first_error_at=NOW)),
-        ("last_error_at", OutboxMessage(type="a", payload=1, last_error_at=NOW)),
-        ("dead_lettered_at", OutboxMessage(type="a", payload=1, dead_lettered_at="never")),
-        ("partition", OutboxMessage(type="a", payload=1, key="k", partition=7)),
-        ("partition", OutboxMessage(type="a", payload=1, partition=7)),
-        ("partition", OutboxMessage(type="a", payload=1, partition=None)),  # type: ignore[misc]
-        ("blocks_key", OutboxMessage(type="a", payload=1, blocks_key=True)),
-        ("blocks_key", OutboxMessage(type="a", payload=1, key="k", blocks_key=None)),  # type: ignore[misc]
         ("key", OutboxMessage(type="a", payload=1, key=1.5)),  # type: ignore[misc]
-        ("processed_at", OutboxMessage(type="a", payload=1, processed_at=NOW)),
-        ("failed_at", OutboxMessage(type="a", payload=1, failed_at=NOW)),
         ("available_at", OutboxMessage(type="a", payload=1, available_at=None)),
         ("available_at", OutboxMessage(type="a", payload=1, available_at=NOW.replace(tzinfo=None))),
         ("occurred_at", OutboxMessage(type="a", payload=1, occurred_at=NOW.replace(tzinfo=None))),

@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import gc
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -19,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import InvalidMessage, OutboxMessage
 from django_outbox.db.transactions import waits_for_commit
 from django_outbox.events import event, recording
-from django_outbox.exceptions import InvalidEvent, UnsavedEvents
+from django_outbox.exceptions import InvalidEvent
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 
@@ -386,31 +384,12 @@ class TestRetries:
         purchase.delete()
         assert payloads(using) == [{"id": id, "number": "A-1"}]
 
-    def test_events_that_were_recorded_later_follow(self, purchase: Purchase, using: str):
-        purchase.record(PurchaseChanged(1))
-        with pytest.raises(Undo), transaction.atomic(using=using):
-            purchase.save(using=using)
-            raise Undo
-        purchase.record(PurchaseChanged(2))
-        purchase.save(using=using)
-        assert [payload["id"] for payload in payloads(using)] == [1, 2]
-
     def test_a_hook_may_save_the_instance_again(self, purchase: Purchase, using: str):
         purchase.record(changed)
         with transaction.atomic(using=using):
             transaction.on_commit(lambda: purchase.save(using=using), using=using)
             purchase.save(using=using)
         assert len(payloads(using)) == 1
-
-    def test_a_save_that_repeats_nothing_costs_no_statement(self, purchase: Purchase, using: str):
-        purchase.record(changed)
-        with transaction.atomic(using=using):
-            purchase.save(using=using)
-            with CaptureQueriesContext(connections[using]) as queries:
-                purchase.save(using=using)
-            with CaptureQueriesContext(connections[using]) as plain:
-                models.Model.save(purchase, using=using)
-        assert len(queries) == len(plain)
 
 
 @committed
@@ -456,37 +435,14 @@ class TestDeleting:
 @committed
 def test_querysets_enqueue_nothing(purchase: Purchase, using: str):
     """As documented: they do not call save() and delete()."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsavedEvents)
-        purchase.record(changed)
-        Purchase.objects.using(using).bulk_create([purchase])
-        Purchase.objects.using(using).update(number="A-2")
-        Purchase.objects.using(using).all().delete()
-        assert payloads(using) == []
-        del purchase.__dict__["_recorded"]
-        gc.collect()
+    purchase.record(changed)
+    Purchase.objects.using(using).bulk_create([purchase])
+    Purchase.objects.using(using).update(number="A-2")
+    Purchase.objects.using(using).all().delete()
+    assert payloads(using) == []
 
 
-class TestWarning:
-    def test_an_instance_that_is_never_saved_warns(self):
-        instance = Purchase(number="A-1")
-        instance.record(PurchaseChanged(1))
-        instances = [instance]
-        del instance
-        with pytest.warns(UnsavedEvents, match=r"Purchase has recorded PurchaseChanged, and neither save\(\) nor"):
-            instances.clear()
-
-    @pytest.mark.django_db(databases=ALIASES, transaction=True)
-    def test_an_instance_whose_save_failed_does_not_warn(self, purchases: type[Purchase]):
-        instance = purchases(number="A-1")
-        instance.record(lambda each: PurchaseChanged(each.pk, number=3))  # type: ignore[arg-type]
-        with pytest.raises(InvalidEvent):
-            instance.save()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            del instance
-            gc.collect()
-
+class TestRefusals:
     @pytest.mark.parametrize("value", ["purchase.changed", None, {}])
     def test_what_is_no_event_cannot_be_recorded(self, value: Any):
         with pytest.raises(InvalidMessage, match="event: must be an event, or a function that returns one"):

@@ -464,18 +464,6 @@ class TestPurge:
         assert not any("TEMP B-TREE" in step for step in plan)
 
 
-def test_the_backlog_of_postgresql_is_read_from_the_index_alone():
-    with another_alias("postgresql") as alias:
-        # Where few rows are dead, VACUUM would leave their index entries, and not mark their pages as visible to all.
-        run(alias, f"VACUUM (INDEX_CLEANUP ON) {OutboxMessage._meta.db_table}")
-    backlog = OutboxMessage.objects.using("postgresql").backlog()
-    plan = postgresql_plan(caught("postgresql", lambda: list(backlog), "SELECT"))
-    (scan,) = [node for node in plan if "Relation Name" in node]
-    assert (scan["Node Type"], scan["Index Name"], scan["Heap Fetches"]) == ("Index Only Scan", "outbox_pending", 0)
-    expected = {"default": WAITING + DUE, "idle": IDLE, "keyed": KEYED}
-    assert {found["publisher"]: found["count"] for found in backlog} == expected
-
-
 def test_the_tested_statements_are_those_of_the_stores():
     """Guards the tests above: the statements that they capture are those of the stores."""
     assert "SKIP LOCKED" in claim_sql("postgresql")

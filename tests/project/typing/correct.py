@@ -9,7 +9,6 @@ from typing import IO, Any
 
 from celery import shared_task
 from django.db import models, transaction
-from django.db.models.query import QuerySet
 from pydantic import BaseModel
 from typing_extensions import TypedDict, assert_type
 
@@ -134,8 +133,7 @@ def operate() -> None:
     assert_type(messages.failed().requeue(), int)
     assert_type(discard(messages.failed()), int)
     assert_type(messages.with_status(Status.PENDING), OutboxMessageQuerySet)
-    backlog: QuerySet[Any, Any] = messages.due().backlog()
-    backlog.first()
+    assert_type(messages.due(), OutboxMessageQuerySet)
 
 
 class QueuePublisher(Publisher):
@@ -243,7 +241,7 @@ async def place_orders() -> int:
 def check_outbox(outbox: Outbox) -> None:
     with isolated_handlers(), isolated_events():
         message: OutboxMessage = outbox.assert_called(place_in_thread, "A-1", total=7)
-        drained: Drained = outbox.drain(delayed=True, run_tasks=True)
+        drained: Drained = outbox.drain(delayed=True)
         assert message.pk in {each.id for each in drained.processed}
 
 
