@@ -136,6 +136,9 @@ class Store(ClaimQueries):
     def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[Backend | None]:
         """Open the transaction of a claim; its value is `Claim.backend`."""
 
+    def restore_session(self) -> None:
+        """Give the session back the settings that claims have changed, where they last longer than a transaction."""
+
     @contextmanager
     def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
         """Claim one message that was claimed before, as a transactional claim does.

@@ -25,7 +25,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django_outbox.stores.timeline import (
     CHEAP_ROW,
@@ -38,6 +38,8 @@ from django_outbox.stores.timeline import (
     Timeline,
 )
 from django_outbox.utils.rates import Throttle
+
+Found = TypeVar("Found")
 
 LAST_PARTITION = 2**31 - 1
 
@@ -325,16 +327,17 @@ class Cursor:
         return rows
 
     def is_still_exhausted(self, store: ClaimQueries, publisher: str) -> bool:
-        """Return whether a look, which is cheaper than a claim, shows that nothing was enqueued since the last claim.
+        """Return whether a look, which is cheaper than a claim, shows that nothing was enqueued since the last one."""
+        return self.exhausted and self.timeline is None and self.look(lambda: store.has_due(publisher)) is False
 
-        It reads from the beginning, so it is made seldom while an old snapshot makes that expensive.
-        """
-        if not (self.exhausted and self.timeline is None and self._looks.is_open):
-            return False
+    def look(self, read: Callable[[], Found]) -> Found | None:
+        """Return what is read from the beginning; None while an old snapshot makes that expensive, but now and then."""
+        if not self._looks.is_open:
+            return None
         began = self.clock()
-        has_due = store.has_due(publisher)
+        found = read()
         self._looks.spend(self.clock() - began)
-        return not has_due
+        return found
 
     @property
     def expects_few(self) -> bool:

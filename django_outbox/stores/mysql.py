@@ -1,17 +1,20 @@
 """MySQL and MariaDB: a claim is a transaction with row locks."""
 
+import json
 import math
 import uuid
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import (
+    FEW,
+    FEW_OF_KEY,
     NONE_SPARED,
     SLOT_BITS,
     SLOT_SIZE,
@@ -21,12 +24,21 @@ from django_outbox.stores.claiming import (
     Row,
     Span,
     choose,
+    due_only,
     first_within,
     is_spared,
     lock_number,
 )
 from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Backend, Claim, ClaimRequest, NewRow, Purged
+from django_outbox.stores.rows import (
+    MAX_HISTORY_ERROR_LENGTH,
+    Backend,
+    Claim,
+    ClaimRequest,
+    NewRow,
+    Purged,
+    read_messages,
+)
 from django_outbox.stores.timeline import Fresh
 
 UNDELIVERED = "processed_at IS NULL AND blocks_key = 1"
@@ -132,6 +144,30 @@ WHERE {UNDELIVERED} AND {IS_PUBLISHER} AND `partition` = {{partition}}
 ORDER BY id LIMIT {{depth}})
 """
 
+# All undelivered messages with a key, and all due ones without, unless there are many.
+FIND_FEW = f"""
+SELECT message.`partition`, message.id, message.available_at <= UTC_TIMESTAMP(6),
+    LENGTH(message.payload) + LENGTH(message.headers)
+FROM (
+    (SELECT id FROM {{table}} FORCE INDEX (outbox_partitions)
+    WHERE {UNDELIVERED} AND {IS_PUBLISHER} ORDER BY `partition`, id LIMIT {FEW * FEW_OF_KEY})
+    UNION ALL
+    (SELECT id FROM {{table}} FORCE INDEX (outbox_pending)
+    WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6)
+    ORDER BY available_at, id LIMIT {FEW})
+) few STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = few.id
+ORDER BY 1, 2
+"""
+
+# The slot of a message is locked before the message.
+OWN_AND_READ = READ_AND_LOCK.replace(
+    "FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) AND",
+    """FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (wanted BIGINT PATH '$[0]', slot BIGINT PATH '$[1]')) few
+STRAIGHT_JOIN {locks} FORCE INDEX (PRIMARY) ON number = slot
+STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON id = wanted
+WHERE""",
+)
+
 # All rows exist before any is locked. If one were missing, transactions would lock the gap in its place and then wait
 # for each other to insert it.
 LOCK_KEYS = "SELECT number FROM {locks} FORCE INDEX (PRIMARY) WHERE number IN ({ids}) ORDER BY number FOR UPDATE"
@@ -216,6 +252,9 @@ MAX_TIMEOUT = 31_536_000
 _complete: set[tuple[str, ...]] = set()
 """Databases known to have the rows of all key locks."""
 
+_limits: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The settings that sessions have instead of those of the project, by the driver's connections."""
+
 
 class _NoSlots(Exception):
     """The rows of a publisher's slots are missing, because this is their first use or the table was emptied.
@@ -264,34 +303,90 @@ class MySQLStore(LockingStore):
 
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
-        begin = partial(super().claim, request)
         with ExitStack() as stack:
-            if self.shows_nothing(request):
-                yield Claim([])
-                return
             try:
-                claim = stack.enter_context(begin())
+                claim = self._begin_claim(request, stack)
             except _NoSlots:
                 self._add_locks(lock_number(request.publisher, slot) for slot in range(SLOTS))
                 request.cursor.undo()
-                claim = stack.enter_context(begin())
+                claim = self._begin_claim(request, stack)
             yield claim
+
+    def _begin_claim(self, request: ClaimRequest, stack: ExitStack) -> Claim:
+        """Claim a batch until the stack ends."""
+        if request.expects_few and self.connection.get_autocommit():
+            claim = self._claim_few(request, stack)
+        else:
+            claim = Claim([]) if self.shows_nothing(request) else None
+        return claim or stack.enter_context(super().claim(request))
+
+    def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
+        """Claim all due messages if a look finds few of them; return None if an ordinary claim is needed."""
+        found = request.cursor.look(lambda: self.fetch(FIND_FEW, [request.publisher] * 4))
+        if found is None:
+            return None
+        listed = [Queued(*row) for row in found]
+        keyed = sum(message.partition > 0 for message in listed)
+        due = [*due_only(listed)]
+        is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW
+        if is_cut or sum(message.size for message in due) > request.max_bytes:
+            return None
+        rows: list[Row] = []
+        if due:
+            with ExitStack() as opened:
+                opened.enter_context(self.transaction(request.max_seconds, transactional=False))
+                rows = self._lock_few(request.publisher, due)
+                stack.push(opened.pop_all())
+        request.cursor.mark_exhausted()
+        return Claim(read_messages(rows))
+
+    def _lock_few(self, publisher: str, messages: Sequence[Queued]) -> list[Row]:
+        """Read and lock messages that were listed, and own their slots.
+
+        The messages of a partition end before the first that has changed, or that another transaction has locked.
+        """
+        with_key = [message for message in messages if message.partition]
+        locked: dict[int, Row] = {}
+        if with_key:
+            slots = [(message.id, lock_number(publisher, message.partition >> SLOT_BITS)) for message in with_key]
+            rows = self.fetch(OWN_AND_READ.replace("[{ids}]", json.dumps(slots)))
+            if not rows and not self.fetch(FIND_SLOT, [slots[0][1]]):
+                raise _NoSlots
+            locked = {row[0]: row for row in rows}
+        queues = due_only(message._replace(due=message.id in locked) for message in with_key)
+        without_key = [message.id for message in messages if not message.partition]
+        return [*sorted(locked[message.id] for message in queues), *self._read(without_key, READ_AND_LOCK)]
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[Backend | None]:
-        limits = {} if self.connection.in_atomic_block else self._limits(max_seconds, transactional=transactional)
-        if limits:
-            # The session keeps the values of the project for the end.
-            self._set_session({**{f"@outbox_{name}": f"@@{name}" for name in limits}, **limits})
+        nested = self.connection.in_atomic_block
+        if not nested:
+            self._limit_session(max_seconds, transactional=transactional)
         try:
             with super().transaction(max_seconds, transactional=transactional) as backend:
                 yield backend
         finally:
-            if limits:
-                with suppress(DatabaseError):
-                    self._set_session({name: f"@outbox_{name}" for name in limits})
+            if transactional and not nested:
+                self.restore_session()
 
-    def _limits(self, max_seconds: float, *, transactional: bool) -> dict[str, Any]:
+    def _limit_session(self, max_seconds: float, *, transactional: bool) -> None:
+        """Set the limits of a claim's transaction, unless the session has them since an earlier claim."""
+        self.connection.ensure_connection()
+        session = self.connection.connection
+        limits = self._limits_of(max_seconds, transactional=transactional)
+        if _limits.get(session) != limits:
+            self.restore_session()
+            # The session keeps the values of the project for the end.
+            self._set_session({**{f"@outbox_{name}": f"@@{name}" for name in limits}, **limits})
+            _limits[session] = limits
+
+    def restore_session(self) -> None:
+        session = self.connection.connection
+        if session is not None and (limits := _limits.pop(session, None)):
+            with suppress(DatabaseError, InterfaceError):
+                self._set_session({name: f"@outbox_{name}" for name in limits})
+
+    def _limits_of(self, max_seconds: float, *, transactional: bool) -> dict[str, Any]:
         """Return the settings with which the server ends the transaction of a relay that hangs, and no other one.
 
         The limits of a server or a user may be shorter than a batch takes. How long handlers wait for locks is left to
@@ -305,7 +400,9 @@ class MySQLStore(LockingStore):
             else ["wait_timeout"]
         )
         lock_waits = {} if transactional else {"innodb_lock_wait_timeout": seconds}
-        return {**dict.fromkeys(idle, seconds), self._statement_limit: 0, **lock_waits}
+        # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
+        isolation = {"tx_isolation" if self.dialect.is_mariadb else "transaction_isolation": "'READ-COMMITTED'"}
+        return {**dict.fromkeys(idle, seconds), self._statement_limit: 0, **lock_waits, **isolation}
 
     def _set_session(self, values: Mapping[str, Any]) -> None:
         self.execute(f"SET {', '.join(f'{name} = {value}' for name, value in values.items())}")
@@ -325,11 +422,6 @@ class MySQLStore(LockingStore):
 
     def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
         return self.execute(_for_ids(sql, ids), params)
-
-    def begin(self, max_seconds: float, *, transactional: bool = False) -> Backend | None:
-        # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
-        self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        return None
 
     def has_due(self, publisher: str) -> bool:
         return bool(self.fetch(HAS_DUE, [publisher, publisher])[0][0])

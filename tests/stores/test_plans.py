@@ -17,7 +17,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_outbox import OutboxMessage
 from django_outbox.stores import mysql, postgresql, sqlite
-from django_outbox.stores.claiming import FEW_IN_ALL, MANY_PARTITIONS, SLOT_SIZE
+from django_outbox.stores.claiming import FEW, FEW_IN_ALL, FEW_OF_KEY, MANY_PARTITIONS, SLOT_SIZE
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.prepared import prepare
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
@@ -268,6 +268,21 @@ class TestFew:
                 run(using, f"EXECUTE {call}")
             transaction.set_rollback(True, using=using)
         assert max(found.values()) < 10 * FEW_IN_ALL, found
+
+    @mysql_and_mariadb
+    @pytest.mark.parametrize("publisher", ["default", "keyed", "idle"])
+    def test_mysql_and_mariadb_look_at_the_first_entries_of_two_indexes(self, using: str, publisher: str):
+        sql = store_of(using).name_tables(mysql.FIND_FEW).replace("%s", f"'{publisher}'")
+        scans = {node["key"]: node for node in mysql_plan(using, sql) if "table_name" in node and "key" in node}
+        assert scans["outbox_partitions"]["r_rows"] <= FEW * FEW_OF_KEY
+        assert scans["outbox_pending"]["r_rows"] <= FEW
+        assert scans["PRIMARY"]["access_type"] == "eq_ref"
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb_lock_slots_and_messages_by_their_primary_keys(self, using: str):
+        sql = store_of(using).name_tables(mysql.OWN_AND_READ.replace("[{ids}]", "[[1, 2], [3, 4]]"))
+        tables = [node for node in mysql_plan(using, sql) if "table_name" in node]
+        assert [(table.get("key"), table["access_type"]) for table in tables[1:]] == [("PRIMARY", "eq_ref")] * 2
 
 
 class TestTimeline:

@@ -31,6 +31,13 @@ def from_the_start(**fields: Any) -> Cursor:
     return Cursor(**{"after": 0, "clock": Clock(), **fields})
 
 
+def expecting_few() -> Cursor:
+    """A cursor of a worker whose last claim has read everything."""
+    cursor = from_the_start()
+    cursor.note_few([], [], steps=0, max_bytes=1)
+    return cursor
+
+
 def claim(using: str, publisher: str = "default", **bounds: Any) -> Any:
     """A claim with generous bounds, of which each may be narrowed."""
     return store_of(using).claim(ClaimRequest(publisher, **{"cursor": from_the_start(), **GENEROUS, **bounds}))

@@ -153,6 +153,8 @@ class TableSource:
 
     def close(self) -> None:
         """Release what it holds, apart from the database connection."""
+        with self.watch():
+            self.store.restore_session()
 
     # For claims of other kinds, which have the same limits.
 
