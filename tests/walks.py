@@ -87,8 +87,11 @@ def walks() -> Iterator[Walk]:
 
 def receive(name: str, channel: Any) -> Walk:
     from django_outbox.brokers.rabbitmq import RabbitMQConsumer  # noqa: PLC0415
-    from django_outbox.inbox.reading import Reader  # noqa: PLC0415
-    from django_outbox.inbox.state import LIMITS, InboxState  # noqa: PLC0415
+    from django_outbox.inbox.reading import (  # noqa: PLC0415
+        LIMITS,
+        InboxState,
+        Reader,
+    )
 
     queue = channel.queue_declare(f"outbox-walk-{uuid.uuid4()}", arguments={"x-expires": 60_000}).method.queue
     consumer = RabbitMQConsumer("walk", url=AMQP_URL, queue=queue)

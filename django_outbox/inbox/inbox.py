@@ -14,8 +14,7 @@ from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.inbox.consumers import make_consumers
 from django_outbox.inbox.deduplication import purge
-from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState, name_reader
+from django_outbox.inbox.reading import LIMITS, InboxLimits, InboxState, Reader, name_reader
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import OutboxMessage
 from django_outbox.service.announcements import Announcement, announcing

@@ -54,10 +54,8 @@ def test_e030_a_single_task_names_a_publisher_that_is_missing(app: Celery):
     task: Any = app.tasks["tests.add"]
     task.outbox_publisher = "emails"
     (problem,) = found(PUBLISHERS)
-    assert (problem.id, "The task 'tests.add' uses the publisher 'emails'" in problem.msg) == (
-        "django_outbox.E030",
-        True,
-    )
+    assert problem.id == "django_outbox.E030"
+    assert "The task 'tests.add' uses the publisher 'emails'" in problem.msg
 
 
 def test_e030_the_app_class_names_a_publisher_that_is_missing(monkeypatch: pytest.MonkeyPatch):
@@ -65,10 +63,8 @@ def test_e030_the_app_class_names_a_publisher_that_is_missing(monkeypatch: pytes
     made.outbox_publisher = "emails"
     monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)
     (problem,) = found(PUBLISHERS)
-    assert (problem.id, problem.msg.startswith("The Celery app 'shop' uses the publisher 'emails'")) == (
-        "django_outbox.E030",
-        True,
-    )
+    assert problem.id == "django_outbox.E030"
+    assert problem.msg.startswith("The Celery app 'shop' uses the publisher 'emails'")
 
 
 def test_e031_the_publisher_is_another_one():

@@ -50,12 +50,6 @@ def beat(app: Celery, task: str, **entry: Any) -> None:
     scheduler.apply_async(scheduler.schedule["entry"], advance=False)
 
 
-def test_its_tasks_are_stored(app: Celery, using: str):
-    result = app.tasks["tests.add"].delay(1, 2)
-    (row,) = rows_of(using)
-    assert (str(row.message_id), row.type, row.publisher) == (result.id, "tests.add", "celery")
-
-
 @pytest.mark.parametrize("name", ["tests.add", "billing.charge"])
 def test_a_call_by_name_follows_the_transaction(app: Celery, using: str, name: str):
     with transaction.atomic(using=using):

@@ -75,15 +75,6 @@ def test_a_committed_call_is_run_once_under_the_id_of_its_message(tasks: Tasks):
     assert (message.type, message.publisher) == ("tests.describe_request", "celery")
 
 
-def test_a_call_that_is_rolled_back_is_not_sent(tasks: Tasks):
-    with transaction.atomic(using=USING):
-        lost = tasks.add.delay(1, 1)
-        transaction.set_rollback(True, using=USING)
-    assert result(tasks.add.delay(1, 2)) == 3
-    assert not lost.ready()
-    assert OutboxMessage.objects.using(USING).count() == 1
-
-
 def test_arguments_arrive_as_they_were(tasks: Tasks):
     args = (
         datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.timezone.utc),
@@ -172,7 +163,6 @@ def test_a_replacement_in_a_transaction_is_not_rolled_back(tasks: Tasks):
     assert result(tasks.replace_in_transaction.delay(3, 4)) == 7
 
 
-@pytest.mark.parametrize("prefix", ["plain", "tests"], ids=["celery", "outbox"])
 @pytest.mark.parametrize(
     ("what", "last"),
     [
@@ -182,23 +172,19 @@ def test_a_replacement_in_a_transaction_is_not_rolled_back(tasks: Tasks):
         ("a chord whose body is a chain", ["1", "2", "3", "4", "last"]),
     ],
 )
-def test_all_steps_of_a_replacement_run_as_in_celery(tasks: Tasks, prefix: str, what: str, last: list[str]):
-    made = {name: tasks.app.tasks[f"{prefix}.{name}"] for name in ("step", "replace_by")}
-    alone = made["replace_by"].delay([], what)
-    within = chain(made["step"].s([], "0"), made["replace_by"].s(what), made["step"].s("after")).delay()
+def test_all_steps_of_a_replacement_run(tasks: Tasks, what: str, last: list[str]):
+    alone = tasks.replace_by.delay([], what)
+    within = chain(tasks.step.s([], "0"), tasks.replace_by.s(what), tasks.step.s("after")).delay()
     assert result(alone) == ["replaced", *last]
     assert result(within) == ["0", "replaced", *last, "after"]
 
 
-@pytest.mark.parametrize("prefix", ["plain", "tests"], ids=["celery", "outbox"])
-def test_a_task_that_replaces_itself_again_and_again_ends(tasks: Tasks, prefix: str):
-    assert result(tasks.app.tasks[f"{prefix}.poll"].delay(3)) == "done"
+def test_a_task_that_replaces_itself_again_and_again_ends(tasks: Tasks):
+    assert result(tasks.poll.delay(3)) == "done"
 
 
-@pytest.mark.parametrize("prefix", ["plain", "tests"], ids=["celery", "outbox"])
-def test_a_task_replaced_by_a_group_has_its_results(tasks: Tasks, prefix: str):
-    call = tasks.app.tasks[f"{prefix}.replace_by"].delay([], "a group")
-    assert result(call) == [["replaced", "1"], ["replaced", "2"]]
+def test_a_task_replaced_by_a_group_has_its_results(tasks: Tasks):
+    assert result(tasks.replace_by.delay([], "a group")) == [["replaced", "1"], ["replaced", "2"]]
 
 
 def test_calls_within_a_task_follow_its_transaction(tasks: Tasks, app: Celery):

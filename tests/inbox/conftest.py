@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.state import InboxLimits
+from django_outbox.inbox.reading import InboxLimits
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import Backoff

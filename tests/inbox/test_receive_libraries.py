@@ -126,30 +126,8 @@ def run_faststream(source: RabbitMQSource, count: int) -> None:
     asyncio.run(read())
 
 
-def test_faststream_stores_what_it_reads(source):
-    ids = send_to(source)
-    run_faststream(source, 3)
-    check_stored(source, ids)
-
-
-@pytest.mark.usefixtures("outage")
-def test_faststream_loses_no_message_in_an_outage(limited):
-    limited.send(*range(5))
-    run_faststream(limited, 5)
-    assert payloads("default") == [*range(5)]
-
-
-def test_faststream_moves_rejected_messages_to_the_dead_letters(source):
-    too_large = json.dumps("1" * 2 * 1024 * 1024).encode()
-    source.send(raw=too_large)
-    source.send({"id": 8})
-    run_faststream(source, 1)
-    (dead,) = eventually(source.take_dead, "the message is a dead letter")
-    assert len(dead.body) == len(too_large)
-
-
-@contextmanager
-def running_kombu(source: RabbitMQSource) -> Iterator[None]:
+def run_kombu(source: RabbitMQSource, count: int) -> None:
+    """Run the example until that many messages are stored."""
     example = run_example("shop/management/commands/read_billing.py", source)
     threads = Threads()
     with Connection(settings.AMQP_URL) as connection:
@@ -161,34 +139,39 @@ def running_kombu(source: RabbitMQSource) -> Iterator[None]:
 
         threads.start(run, name="kombu")
         try:
-            yield
+            eventually(lambda: len(stored("default")) == count, "the messages are stored")
+            eventually(lambda: source.unsettled() == 0, "they are acknowledged")
         finally:
             billing.should_stop = True
             assert threads.wait(30), "kombu did not stop"
     assert not threads.errors
 
 
-def test_kombu_stores_what_it_reads(source):
+LIBRARIES = pytest.mark.parametrize("run", [run_faststream, run_kombu], ids=["faststream", "kombu"])
+
+
+@LIBRARIES
+def test_a_library_stores_what_it_reads(source, run):
     ids = send_to(source)
-    with running_kombu(source):
-        eventually(lambda: len(stored("default")) == 3, "the messages are stored")
-        eventually(lambda: source.unsettled() == 0, "they are acknowledged")
+    run(source, 3)
     check_stored(source, ids)
 
 
+@LIBRARIES
 @pytest.mark.usefixtures("outage")
-def test_kombu_loses_no_message_in_an_outage(limited):
+def test_a_library_loses_no_message_in_an_outage(limited, run):
     limited.send(*range(5))
-    with running_kombu(limited):
-        eventually(lambda: payloads("default") == [*range(5)], "the messages are stored")
-    assert limited.unsettled() == 0
+    run(limited, 5)
+    assert payloads("default") == [*range(5)]
 
 
-def test_kombu_moves_rejected_messages_to_the_dead_letters(source):
-    too_large = b"1" * 2 * 1024 * 1024
+@LIBRARIES
+def test_a_library_moves_rejected_messages_to_the_dead_letters(source, run):
+    too_large = json.dumps("1" * 2 * 1024 * 1024).encode()
     source.send(raw=too_large)
-    with running_kombu(source):
-        (dead,) = eventually(source.take_dead, "the message is a dead letter")
+    source.send({"id": 8})
+    run(source, 1)
+    (dead,) = eventually(source.take_dead, "the message is a dead letter")
     assert len(dead.body) == len(too_large)
 
 

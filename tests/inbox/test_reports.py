@@ -15,7 +15,7 @@ from django.test import override_settings
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import InboxFigures
-from django_outbox.inbox.state import InboxLimits
+from django_outbox.inbox.reading import InboxLimits
 from django_outbox.inbox.storing import InboxWriter
 from django_outbox.management.live import describe_outage
 from django_outbox.models import Heartbeat

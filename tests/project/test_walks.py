@@ -14,7 +14,7 @@ MOST = {
     "claim, publish and settle": 20,
     "claim, publish to RabbitMQ and settle": 27,
     "claim, call a handler and settle": 23,
-    "receive from RabbitMQ, store and settle": 17,
+    "receive from RabbitMQ, store and settle": 16,
     "outbox_status": 11,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""

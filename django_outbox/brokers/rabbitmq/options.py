@@ -23,15 +23,8 @@ URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps")
 
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 
-OPTION_INSTEAD = {
-    "ssl_options": "the option ssl",
-    "blocked_connection_timeout": "the option timeout",
-    "socket_timeout": "the option connect_timeout",
-    "stack_timeout": "the option connect_timeout",
-    "connection_attempts": "a list of urls; each publish makes one attempt at each",
-    "retry_delay": "a list of urls; each publish makes one attempt at each",
-}
-"""Parameters of pika's URLs, and the publisher's option that replaces each one."""
+PARAMETERS = ("heartbeat", "frame_max", "channel_max", "locale", "tcp_options", "client_properties")
+"""Parameters of pika's URLs that are used. Options replace the others."""
 
 MIN_FRAME_MAX = 8192
 """Minimum frame size in bytes that RabbitMQ 4 accepts."""
@@ -114,9 +107,11 @@ def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
     if parts.username is not None and parts.password is None:
         raise URL.unreadable
     query = parse_qs(parts.query)
-    for parameter in query:
-        if parameter in OPTION_INSTEAD:
-            raise ImproperlyConfigured(f"url must not set {parameter}; use {OPTION_INSTEAD[parameter]}.")
+    if others := [parameter for parameter in query if parameter not in PARAMETERS]:
+        raise ImproperlyConfigured(
+            f"url must not set {others[0]}, only {', '.join(PARAMETERS)}; use the options timeout, connect_timeout and "
+            "ssl for the rest."
+        )
     try:
         parameters = pika.URLParameters(url)
     except Exception as error:

@@ -3,7 +3,7 @@
 import datetime
 from typing import Any
 
-from celery import Celery, Task, chain, group
+from celery import Celery, chain, group
 from django.conf import settings
 from django.db import transaction
 
@@ -36,16 +36,11 @@ def make_app(broker: str, prefix: str, *, app_class: Any = Celery, **conf: Any) 
         timezone="Europe/Zurich",
         **conf,
     )
-    functions: list[Any] = [add, total, echo, describe, fail, note]
+    functions: list[Any] = [add, total, echo, describe, fail, note, step]
     for function in functions:
         made.task(name=f"tests.{function.__name__}", shared=False)(function)
-    for function in (retry_in_transaction, replace_in_transaction, call_another, describe_request):
+    for function in (retry_in_transaction, replace_in_transaction, call_another, describe_request, replace_by, poll):
         made.task(name=f"tests.{function.__name__}", shared=False, bind=True)(function)
-    for group_name, base in (("tests", made.Task), ("plain", Task)):
-        options: dict[str, Any] = {"shared": False, "base": base}
-        made.task(name=f"{group_name}.step", **options)(step)
-        made.task(name=f"{group_name}.replace_by", bind=True, **options)(replace_by)
-        made.task(name=f"{group_name}.poll", bind=True, **options)(poll)
     return made
 
 
@@ -108,7 +103,7 @@ def step(trace: Any, name: str) -> list[str]:
 
 def replace_by(self: Any, trace: list[str], what: str) -> Any:
     """Replace the task by one that ends with the step `last`."""
-    made = self.app.tasks[self.name.replace("replace_by", "step")]
+    made = self.app.tasks["tests.step"]
     last = made.s("last")
     steps = {
         "a task": lambda trace: made.s(trace, "last"),
@@ -126,8 +121,7 @@ def poll(self: Any, times: int) -> str:
     """Poll until it was called so many times, each time by a chain that ends with the same task."""
     if times == 0:
         return "done"
-    tasks, prefix = self.app.tasks, self.name.partition(".")[0]
-    return str(self.replace(chain(tasks[f"{prefix}.step"].si([], "wait"), self.si(times - 1))))
+    return str(self.replace(chain(self.app.tasks["tests.step"].si([], "wait"), self.si(times - 1))))
 
 
 def call_another(self: Any, commit: bool) -> str:

@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
-from django_outbox.inbox.state import LIMITS
+from django_outbox.inbox.reading import LIMITS
 from django_outbox.management.arguments import seconds
 from django_outbox.management.live import LiveFigures, Rate
 from django_outbox.management.proof import CheckResult, check_deployment
