@@ -143,10 +143,6 @@ class Consumer(StoringOptions, abc.ABC):
         """Whether it receives nothing yet, because an earlier connection may still hold messages."""
         return False
 
-    def list_warnings(self) -> Sequence[str]:
-        """Return what may be wrong although the consumer could be opened, each with its remedy."""
-        return ()
-
     @abc.abstractmethod
     def receive(self, seconds: float) -> list[Incoming]:
         """Return the next messages in the order of their delivery; an empty list if none comes within that time.

@@ -230,8 +230,6 @@ class Reader:
         if self._is_open:
             return
         self._consumer.open()
-        for warning in self._consumer.list_warnings():
-            logger.warning("%(subject)s: %(reason)s", event="consumer.doubtful", subject=self._name, reason=warning)
         self._is_open = True
         self._opened_at = time.monotonic()
         self._state.note_active()

@@ -18,9 +18,7 @@ from django.core.management import call_command
 from django.db import connections
 from django.test import override_settings
 
-from django_outbox.inbox.inbox import Inbox
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK as READ_QUICKLY
 from tests.inbox.conftest import outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import FORK_INBOXES
 from tests.inbox.sources.base import Sent
@@ -29,7 +27,7 @@ from tests.support.jars import KAFKA
 from tests.support.kafka.shared import MOCK_REASON, is_real
 from tests.support.kafka.tools import admin, create_topic
 from tests.support.scripts import StartProcess
-from tests.support.waiting import eventually, stays_same
+from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.script_fixtures"]
 
@@ -88,23 +86,6 @@ def test_a_check_does_not_join_the_group(source, protocol):
         while time.monotonic() < until:
             member.poll(0.1)
         assert (revoked, len(member.assignment())) == ([], 2)
-
-
-@pytest.mark.parametrize("source", [1], indirect=True)
-@pytest.mark.parametrize(("ending", "is_match"), [("", False), (".*", True)])
-def test_a_pattern_must_match_the_whole_name_with_the_new_protocol(source, ending, is_match):
-    source.send(1)
-    options = {"topics": f"^{source.name[:-1]}{ending}", "config": config(source, NEW_PROTOCOL)}
-    errors = StringIO()
-    with override_settings(OUTBOX=outbox_of(source, **options)):
-        call_command("run_inbox", "--check", stdout=StringIO(), stderr=errors)
-        assert ("matches no topic" in errors.getvalue()) is not is_match
-        with running(Inbox(using="default", limits=READ_QUICKLY)):
-            if is_match:
-                eventually(lambda: payloads("default") == [1], "it is stored")
-            else:
-                stays_same(lambda: len(payloads("default")))
-                assert payloads("default") == []
 
 
 @contextmanager

@@ -1,15 +1,12 @@
 """The connections of a client of librdkafka, as far as its errors and responses show."""
 
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from django_outbox.brokers.consumer import Unavailable
-from django_outbox.brokers.kafka.errors import explain, meaning_of
+from django_outbox.brokers.kafka.errors import explain
 from django_outbox.brokers.kafka.options import servers, without_secrets
 from django_outbox.utils.text import one_line
 
@@ -79,41 +76,3 @@ class ConnectionState:
         """Return the reason of an error with the brokers' addresses, without passwords."""
         reason = one_line(without_secrets(explain(error), self._config))
         return f"Kafka at {servers(self._config)}: {reason}"
-
-
-def check_topics(
-    state: ConnectionState, client: Any, topics: Sequence[str], seconds: float, *, match_whole_names: bool
-) -> list[str]:
-    """Return warnings about topics and patterns of topics that a consumer is to read.
-
-    Args:
-        seconds: when to give up.
-        match_whole_names: whether the brokers match the patterns, as Kafka 4 does.
-
-    Raises:
-        Unavailable: the brokers cannot be reached, or one of the topics cannot be read.
-    """
-    deadline = time.monotonic() + seconds
-    warnings = []
-    for topic in topics:
-        wanted = None if topic.startswith("^") else topic
-        found = state.list_topics(client, wanted, deadline)
-        if not state.is_connected:
-            raise Unavailable(state.reason)
-        error = found.get(topic)
-        if error is not None:
-            remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
-            raise Unavailable(f"topic {topic!r}: {error.str()}{': ' if remedy else ''}{remedy}")
-        if wanted is None and match_whole_names and not _matches_any(topic, found):
-            warnings.append(
-                f"the pattern {topic!r} matches no topic. With group.protocol consumer, it must match the whole "
-                f"name: write {topic + '.*'!r} for the topics whose names begin with it"
-            )
-    return warnings
-
-
-def _matches_any(pattern: str, topics: Iterable[str]) -> bool:
-    """Return whether a pattern matches a topic as Kafka 4 matches it. What only Kafka can compile counts as a match."""
-    with suppress(re.error):
-        return any(map(re.compile(pattern).fullmatch, topics))
-    return True

@@ -22,8 +22,9 @@ from django_outbox.brokers.consumer import (
     Unavailable,
     take_batch,
 )
-from django_outbox.brokers.kafka.connection import ConnectionState, check_topics
+from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.encoding import read_delivery
+from django_outbox.brokers.kafka.errors import explain_topic
 from django_outbox.brokers.kafka.offsets import Offsets, Place, places_of
 from django_outbox.brokers.kafka.options import Log, read_group_config, read_topics, servers
 from django_outbox.brokers.options import require_seconds
@@ -51,8 +52,7 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
         alias: the consumer's name in the settings.
         config: a dict of librdkafka's options for the consumer, with `bootstrap.servers` and those for TLS and SASL.
         group: the consumer group.
-        topics: a topic, a pattern of topics, which begins with `^`, or a list of them. They must exist. With
-            `"group.protocol": "consumer"` a pattern must match the whole name: `^orders.*`, not `^orders`.
+        topics: a topic, or a list of them. They must exist.
         timeout: seconds until connecting is given up.
         options: the options of every consumer; see `Consumer`.
     """
@@ -77,9 +77,6 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
     def _make_connection(self) -> "KafkaConsumerConnection":
         return KafkaConsumerConnection(self)
 
-    def list_warnings(self) -> Sequence[str]:
-        return () if self._connection is None else self._connection.warnings
-
 
 class KafkaConsumerConnection(ConsumerConnection):
     """A client of librdkafka that is a member of the group. One thread calls all methods.
@@ -100,15 +97,18 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._tag = 0
         self._ahead: deque[Received] = deque()
         self._assigned: set[Place] = set()
-        self.warnings: list[str] = []
         self._is_subscribed = False
         self._rejoin_waits = deque(REJOIN_AFTER)
         self._rejoin_at = math.inf
 
     def open(self) -> None:
-        self.warnings = check_topics(
-            self._state, self._client, self._topics, self._timeout, match_whole_names=self._do_brokers_assign
-        )
+        deadline = time.monotonic() + self._timeout
+        for topic in self._topics:
+            found = self._state.list_topics(self._client, topic, deadline)
+            if not self._state.is_connected:
+                raise Unavailable(self._state.reason)
+            if (error := found.get(topic)) is not None:
+                raise Unavailable(f"topic {topic!r}: {explain_topic(error)}")
         try:
             # Asks the group's coordinator, which needs no member.
             self._client.committed([TopicPartition(self._topics[0], 0)], timeout=self._timeout)

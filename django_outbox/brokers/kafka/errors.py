@@ -165,6 +165,12 @@ def explain_commit(error: KafkaError) -> str:
     return f"{error.str().rstrip('.')}: {remedy}"
 
 
+def explain_topic(error: KafkaError) -> str:
+    """Return why a topic cannot be read, with the remedy if it is known."""
+    remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
+    return f"{error.str()}: {remedy}" if remedy else error.str()
+
+
 def explain(error: KafkaError) -> str:
     """Return why the connection failed, with the remedy if it is known."""
     reason = error.str().rstrip(".")

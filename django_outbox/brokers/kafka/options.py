@@ -88,8 +88,7 @@ _CONSUMER_DEFAULTS: Mapping[str, Any] = {
 _OPTIONS_NAMED_TOPIC = ("topic.metadata.", "topic.blacklist")
 """Options that begin with `topic.` although they are not options of a topic."""
 
-TOPIC = re.compile(r"\^.+|[A-Za-z0-9._-]{1,249}")
-"""A topic, or a pattern of topics, which begins with ^."""
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _SECRET = ("password", "secret", "pem", "sasl.oauthbearer.config", "sasl.jaas")
 
@@ -129,15 +128,14 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
 
 
 def read_topics(topics: object) -> tuple[str, ...]:
-    """Return the topics, or patterns, of a consumer."""
+    """Return the topics of a consumer."""
     names = [topics] if isinstance(topics, str) else topics
     if not isinstance(names, list | tuple) or not names:
         raise ImproperlyConfigured("topics must be a topic, or a list of topics.")
     for name in names:
-        if not isinstance(name, str) or not TOPIC.fullmatch(name):
+        if not isinstance(name, str) or not _TOPIC.fullmatch(name):
             raise ImproperlyConfigured(
-                f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores, and a "
-                "pattern begins with ^."
+                f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores."
             )
     return tuple(names)
 
