@@ -20,9 +20,10 @@ from django_outbox.brokers.text_headers import FIELDS, read_time, to_text
 from django_outbox.messages import Message
 
 PLAIN = "plain"
-BINARY = "cloudevents"
-STRUCTURED = "cloudevents-structured"
-FORMATS = (PLAIN, BINARY, STRUCTURED)
+CLOUDEVENTS = "cloudevents"
+FORMATS = (PLAIN, CLOUDEVENTS)
+"""Values of the option `format`. A broker with headers has the attributes of an event in them; AWS, around the payload.
+"""
 
 STRUCTURED_CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 

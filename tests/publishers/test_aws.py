@@ -93,7 +93,7 @@ def test_headers_that_no_attribute_could_carry_arrive():
 def test_a_cloudevent_arrives_as_one_json_object(subject_class: type[SQSSubject]):
     subject = subject_class()
     try:
-        publisher = subject.publisher(format="cloudevents-structured", source="/shop")
+        publisher = subject.publisher(format="cloudevents", source="/shop")
         (message,) = subject.messages(b'{"a":  1}')
         assert publisher.publish([message]) == [ACCEPTED]
         (received,) = subject.received()

@@ -28,7 +28,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"concurrency": 0}, "concurrency is 0"),
     ({"concurrency": 1001}, "from 1 to 1,000"),
     ({"max_message_bytes": 1024 * 1024 + 1}, "from 1,024 to 1,048,576"),
-    ({"format": "cloudevents", "source": "/shop"}, "cloudevents-structured"),
     ({"format": "xml"}, "format is 'xml'"),
     ({"source": "/shop"}, "source is set"),
 ]

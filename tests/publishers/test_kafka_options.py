@@ -1,13 +1,12 @@
 """The options of the Kafka publisher, security, and the formats of records."""
 
-import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloudevents.v1.kafka import KafkaMessage, from_binary, from_structured
+from cloudevents.v1.kafka import KafkaMessage, from_binary
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
@@ -103,7 +102,7 @@ def test_headers_describe_a_message():
     }
 
 
-def test_a_message_is_a_cloudevent_in_binary_mode():
+def test_a_message_is_a_cloudevent():
     record = published(MESSAGE, format="cloudevents", source="/shop")
     assert record.value() == b'{"id":  7}'
     event = from_binary(KafkaMessage(dict(record.headers()), record.key().decode(), record.value()))
@@ -121,17 +120,6 @@ def test_a_message_is_a_cloudevent_in_binary_mode():
     }
     assert dict(record.headers())["tenant"] == b"acme"
     assert [name for name, _ in record.headers()].count("ce_id") == 1
-
-
-def test_a_message_is_a_cloudevent_in_structured_mode():
-    record = published(MESSAGE._replace(headers={}), format="cloudevents-structured", source="/shop")
-    headers = dict(record.headers())
-    assert headers == {"content-type": b"application/cloudevents+json; charset=utf-8"}
-    event = from_structured(KafkaMessage(headers, record.key().decode(), record.value()))
-    assert (event["id"], event["source"], event["type"]) == (MESSAGE.message_id, "/shop", "order.created")
-    assert (event["subject"], event["partitionkey"]) == ("orders", "order-7")
-    assert event.get_data() == {"id": 7}
-    assert json.loads(record.value())["datacontenttype"] == "application/json"
 
 
 # Security

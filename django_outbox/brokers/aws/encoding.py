@@ -11,12 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.cloudevents import (
-    EXTENSIONS,
-    STRUCTURED,
-    STRUCTURED_CONTENT_TYPE,
-    structured,
-)
+from django_outbox.brokers.cloudevents import CLOUDEVENTS, EXTENSIONS, STRUCTURED_CONTENT_TYPE, structured
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, to_text
 from django_outbox.messages import Message
@@ -69,7 +64,7 @@ class AWSEncoder:
         self._body_name = body_name
         # There are usually few destinations.
         self._check_name = lru_cache(maxsize=1000)(_check_name)
-        self._source = source if format == STRUCTURED else None
+        self._source = source if format == CLOUDEVENTS else None
         content_type = "application/json" if self._source is None else STRUCTURED_CONTENT_TYPE
         self._content_type = _attribute(content_type)
         self._content_type_size = _size(CONTENT_TYPE, content_type)

@@ -9,7 +9,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.cloudevents import BINARY, PLAIN, validate_format
+from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.options import require_number, require_printable, require_seconds
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -72,11 +72,6 @@ class AWSOptions:
         _require_config(self.config)
         self.make_config()
         validate_format(self.format, self.source)
-        if self.format == BINARY:
-            raise ImproperlyConfigured(
-                "format is 'cloudevents', but CloudEvents define no binary mode for Amazon SQS and Amazon SNS; use "
-                "'cloudevents-structured'."
-            )
 
     def make_config(self) -> Config:
         arguments = {

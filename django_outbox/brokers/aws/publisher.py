@@ -247,7 +247,7 @@ class SQSPublisher(AWSPublisher):
             requests. Connecting may take 5 of these seconds.
         concurrency: maximum number of requests in flight of each worker.
         max_message_bytes: maximum number of bytes of a request, attributes included, and so of a message.
-        format: "plain", or "cloudevents-structured" to send each message as a CloudEvent in JSON.
+        format: "plain", or "cloudevents" to send each message as a CloudEvent in JSON.
         source: the `source` of CloudEvents.
 
     Raises:

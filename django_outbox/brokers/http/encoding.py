@@ -75,25 +75,19 @@ class HTTPEncoder:
 
     def encode(self, message: Message) -> Request:
         target = self._url.target(message)
-        body = message.payload
         if self._format == cloudevents.PLAIN:
             found = [(_name(name), _encode(value)) for name, value in text_headers(message)]
         else:
-            # In structured mode too: readers detect binary mode by such headers.
             found = [(_name(name), _encode(value)) for name, value in own_headers(message, without="ce-")]
-            if self._format == cloudevents.STRUCTURED:
-                body = cloudevents.structured(message, self._source)
-                found.append((b"content-type", cloudevents.STRUCTURED_CONTENT_TYPE.encode()))
-            else:
-                found += event_headers(cloudevents.attributes(message, self._source))
+            found += event_headers(cloudevents.attributes(message, self._source))
         headers = [
             (b"host", self._url.origin.authority.encode()),
             (b"user-agent", b"django-outbox"),
-            (b"content-length", b"%d" % len(body)),
+            (b"content-length", b"%d" % len(message.payload)),
             *self._fixed,
         ]
         headers += [header for header in found if header[0] not in self._fixed_names and header[0] not in RESERVED]
-        return Request(target, headers, message.message_id, body)
+        return Request(target, headers, message.message_id, message.payload)
 
     def sign(self, request: Request, now: float) -> Headers:
         id, timestamp = request.message_id.encode(), b"%d" % int(now)
@@ -106,7 +100,7 @@ class HTTPEncoder:
 
 
 def event_headers(attributes: Mapping[str, str]) -> Headers:
-    """Return the headers of a CloudEvent in binary mode."""
+    """Return the headers of a CloudEvent."""
     found = [(f"ce-{name}".encode(), cloudevents.percent_encode(value).encode()) for name, value in attributes.items()]
     return [*found, (b"content-type", b"application/json")]
 

@@ -39,7 +39,7 @@ class HTTPPublisher(HTTPOptions, Publisher):
             (the client's certificate), all paths of PEM files. The server is always verified.
         allow_private_addresses: whether the server may have a private, loopback, link-local or reserved address.
         retry: a list of statuses from 400 to 599 with which a message is deferred.
-        format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, or `"cloudevents-structured"`.
+        format: `"plain"`, or `"cloudevents"` for CloudEvents with their attributes in headers.
         source: the attribute `source` of CloudEvents, a URI reference.
 
     Raises:

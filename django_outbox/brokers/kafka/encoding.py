@@ -1,20 +1,12 @@
 """Messages as Kafka's records, and records as the inbox reads them."""
 
 import datetime
-from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 from confluent_kafka import Message as Received
 
-from django_outbox.brokers.cloudevents import (
-    BINARY,
-    STRUCTURED,
-    STRUCTURED_CONTENT_TYPE,
-    attributes,
-    read_text_message,
-    structured,
-)
+from django_outbox.brokers.cloudevents import PLAIN, attributes, read_text_message
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
@@ -43,22 +35,15 @@ class KafkaEncoder:
     def __init__(self, topic: Template, format: str, source: str) -> None:
         self._render = topic.render
         self._source = source
-        formats = {BINARY: self._encode_binary, STRUCTURED: self._encode_structured}
-        self.encode: Callable[[Message], Record] = formats.get(format, self._encode_plain)
+        self._is_plain = format == PLAIN
 
-    def _encode_plain(self, message: Message) -> Record:
-        headers: Any = text_headers(message)
+    def encode(self, message: Message) -> Record:
+        headers: Any = text_headers(message) if self._is_plain else self._event_headers(message)
         return (self._render(message), message.payload, message.key.encode() or None, headers)
 
-    def _encode_binary(self, message: Message) -> Record:
-        headers: Headers = [(PREFIX + name, value) for name, value in attributes(message, self._source).items()]
-        headers.append((CONTENT_TYPE, "application/json"))
-        headers += own_headers(message, without=PREFIX)
-        return (self._render(message), message.payload, message.key.encode() or None, headers)
-
-    def _encode_structured(self, message: Message) -> Record:
-        headers: Headers = [(CONTENT_TYPE, STRUCTURED_CONTENT_TYPE), *own_headers(message, without=PREFIX)]
-        return (self._render(message), structured(message, self._source), message.key.encode() or None, headers)
+    def _event_headers(self, message: Message) -> list[tuple[str, str]]:
+        headers = [(PREFIX + name, value) for name, value in attributes(message, self._source).items()]
+        return [*headers, (CONTENT_TYPE, "application/json"), *own_headers(message, without=PREFIX)]
 
 
 def read_delivery(tag: int, record: Received) -> Incoming:

@@ -34,7 +34,7 @@ class KafkaPublisher(Publisher):
             Options that the publisher's promises depend on are refused.
         topic: the topic, in which `{topic}` stands for the message's topic (its type if that is empty), `{type}` for
             its type and `{key}` for its key.
-        format: `plain`, `cloudevents` or `cloudevents-structured`.
+        format: `plain`, or `cloudevents` for CloudEvents with their attributes in headers.
         source: the attribute `source` of CloudEvents, a URI reference.
         timeout: seconds for connecting, and for the brokers to confirm a batch. At most a day.
 

@@ -15,7 +15,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.nats.options import NANOSECONDS, explain_invalid_subject
 from django_outbox.brokers.options import Template
-from django_outbox.brokers.text_headers import CONTENT_TYPE, FIELDS, own_headers, text_headers
+from django_outbox.brokers.text_headers import FIELDS, own_headers, text_headers
 from django_outbox.messages import Message
 from django_outbox.utils.text import describe
 
@@ -66,20 +66,13 @@ class NatsEncoder:
     def encode(self, message: Message) -> NatsMessage:
         subject = self._subject.render(message)
         encoded_subject = _encode_subject(subject)
-        payload = message.payload
         if self._format == cloudevents.PLAIN:
             headers = text_headers(message)
-        elif self._format == cloudevents.BINARY:
+        else:
             attributes = cloudevents.attributes(message, self._source).items()
             headers = [(PREFIX + name, cloudevents.percent_encode(value)) for name, value in attributes]
             headers += [("ce-datacontenttype", "application/json"), *own_headers(message, without=PREFIX)]
-        else:
-            headers = [
-                (CONTENT_TYPE, cloudevents.STRUCTURED_CONTENT_TYPE),
-                *own_headers(message, without=PREFIX),
-            ]
-            payload = cloudevents.structured(message, self._source)
-        return NatsMessage(encoded_subject, self._encode_headers(message, subject, headers), payload)
+        return NatsMessage(encoded_subject, self._encode_headers(message, subject, headers), message.payload)
 
     def _encode_headers(self, message: Message, subject: str, headers: list[tuple[str, str]]) -> bytes:
         # Copies of a message for several publishers, and its dead-letter copy, have the same ID; a stream that takes

@@ -53,7 +53,7 @@ class JetStreamPublisher(NatsOptions, Publisher):
         domain: the JetStream domain of the streams; empty for the server's.
         inbox_prefix: the first tokens of the subjects on which responses arrive; the user must be permitted to
             subscribe to `_INBOX.>`, or to this prefix instead of `_INBOX`.
-        format: `plain`, `cloudevents` for CloudEvents with their attributes in headers, or `cloudevents-structured`.
+        format: `plain`, or `cloudevents` for CloudEvents with their attributes in headers.
         source: the `source` of CloudEvents, a URI reference such as `/shop`.
         timeout: seconds for connecting, all servers together, and for a batch to be confirmed. At most a day.
         connect_timeout: seconds for connecting to one server; at most its share of `timeout`.
@@ -73,7 +73,7 @@ class JetStreamPublisher(NatsOptions, Publisher):
 
     subject: str = "{topic}"
     stream: str = ""
-    format: Literal["plain", "cloudevents", "cloudevents-structured"] = "plain"
+    format: Literal["plain", "cloudevents"] = "plain"
     source: str = ""
     max_in_flight: int = 1000
     _connection: NatsPublisherConnection | None = field(init=False, default=None)

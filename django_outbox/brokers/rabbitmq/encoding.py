@@ -94,16 +94,9 @@ class Encoded(NamedTuple):
         return HEADER_FRAME_OVERHEAD + len(self.properties)
 
 
-def as_event(message: Message, format: str, source: str) -> Message:
-    """Return a message with the attributes of its CloudEvent, in its headers or around its payload."""
-    # In structured mode too: readers detect binary mode by such headers.
+def as_event(message: Message, source: str) -> Message:
+    """Return a message with the attributes of its CloudEvent in its headers."""
     headers = {name: value for name, value in message.headers.items() if not name.lower().startswith(EVENT_PREFIX)}
-    if format == cloudevents.STRUCTURED:
-        try:
-            return message._replace(payload=cloudevents.structured(message, source), headers=headers)
-        except UnicodeEncodeError:
-            # The same text is in a property or a header, and the encoder names it.
-            return message
     for name, value in cloudevents.attributes(message, source).items():
         headers[EVENT_PREFIX + name] = value
     return message._replace(headers=headers)
@@ -112,8 +105,8 @@ def as_event(message: Message, format: str, source: str) -> Message:
 class RabbitMQEncoder:
     """Encodes messages for one exchange, by the options of the publisher."""
 
-    def __init__(self, *, exchange: str, mandatory: bool, content_type: str = "application/json") -> None:
-        content = short_string("content_type", content_type) + short_string("content_encoding", "utf-8")
+    def __init__(self, *, exchange: str, mandatory: bool) -> None:
+        content = short_string("content_type", "application/json") + short_string("content_encoding", "utf-8")
         flags = sum(FLAGS[name] for name in SENT)
         self._flags = flags.to_bytes(2, "big") + content
         self._flags_with_correlation_id = (flags | FLAGS["correlation_id"]).to_bytes(2, "big") + content

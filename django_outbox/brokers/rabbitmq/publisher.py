@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 from urllib.parse import quote
 
-from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE
+from django_outbox.brokers.cloudevents import PLAIN
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
 from django_outbox.brokers.rabbitmq.encoding import Encoded, RabbitMQEncoder, as_event
@@ -54,8 +54,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         connect_timeout: seconds for connecting to one node; at most its share of `timeout`.
         ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
-        format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, whose attributes are headers with the prefix
-            `ce-`; or `"cloudevents-structured"`, whose body is the event as JSON.
+        format: `"plain"`, or `"cloudevents"` for CloudEvents with their attributes in headers with the prefix `ce-`.
         source: the attribute `source` of CloudEvents, a URI reference.
 
     Raises:
@@ -76,11 +75,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         after_fork(self, type(self)._start_over)
 
     def _make_encode(self) -> Callable[[Message], Encoded]:
-        return RabbitMQEncoder(
-            exchange=self.exchange,
-            mandatory=self.mandatory,
-            content_type=STRUCTURED_CONTENT_TYPE if self.format == STRUCTURED else "application/json",
-        ).encode
+        return RabbitMQEncoder(exchange=self.exchange, mandatory=self.mandatory).encode
 
     def describe(self) -> str:
         nodes = ", ".join(
@@ -94,7 +89,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self.format != PLAIN:
-            messages = [as_event(message, self.format, self.source) for message in messages]
+            messages = [as_event(message, self.source) for message in messages]
         if self._destinations:
             self._destinations.update()
         transmission = None
