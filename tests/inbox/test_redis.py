@@ -319,7 +319,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "create_group": ({"create_group": "end"}, "create_group is 'end'"),
     "consumer": ({"consumer": 7}, "consumer is 7"),
     "claim_idle": ({"claim_idle": 0}, "claim_idle is 0"),
-    "url": ({"url": "http://:s3cret@localhost"}, "redis://, rediss:// or unix://"),
+    "url": ({"url": "http://:s3cret@localhost"}, "redis:// or rediss://"),
 }
 
 

@@ -17,17 +17,16 @@ URL = "redis://shop:s3cret@localhost:6379/2"
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no url": ({"url": ""}, "url is missing"),
-    "scheme": ({"url": "http://shop:s3cret@localhost"}, "redis://, rediss:// or unix://"),
+    "scheme": ({"url": "http://shop:s3cret@localhost"}, "redis:// or rediss://"),
     "port": ({"url": "redis://shop:s3cret@localhost:x"}, "url: a URL cannot be read"),
     "not encoded": ({"url": "redis://shop:s3cret/x@localhost"}, "percent-encoded"),
     "no host": ({"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
-    "query": ({"url": f"{URL}?protocol=3"}, "must not set protocol"),
+    "query": ({"url": f"{URL}?protocol=3"}, "url: a URL cannot be read"),
     "several": ({"url": [URL, URL]}, "set cluster=True"),
     "logins": ({"url": [URL, "redis://localhost"], "cluster": True}, "different logins"),
     "cluster database": ({"cluster": True}, "no database but 0"),
     "sentinel port": ({"sentinels": "redis://localhost"}, "without a port"),
-    "sentinel scheme": ({"url": "redis://mymaster", "sentinels": "unix:///tmp/s"}, "sentinels must be redis://"),
     "max_length": ({"max_length": 0}, "max_length is 0"),
     "replicas": ({"replicas": -1}, "replicas is -1"),
     "replica_timeout": ({"replica_timeout": 0}, "replica_timeout is 0"),
@@ -46,7 +45,6 @@ def test_an_invalid_option_is_named_with_its_remedy(options, text):
 
 DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
     "server": ({"url": URL}, "Redis at redis://localhost:6379 database 2, stream '{topic}'"),
-    "socket": ({"url": "unix:///run/redis.sock"}, "Redis at unix:///run/redis.sock, stream '{topic}'"),
     "sentinels": (
         {"url": "redis://:s3cret@mymaster", "sentinels": ["redis://:s3cret@a", "redis://:s3cret@b:1"], "stream": "s"},
         "Redis at master 'mymaster' of the Sentinels at a:26379, b:1, stream 's'",
@@ -58,19 +56,6 @@ DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("options", "text"), DESCRIBED.values(), ids=DESCRIBED.keys())
 def test_it_is_described_without_a_password(options, text):
     assert RedisStreamsPublisher("shop", **options).describe() == text
-
-
-def test_a_unix_socket_is_used(tmp_path: Path):
-    # The path of a socket has at most about 100 characters.
-    with RedisServer(tmp_path, "--unixsocket", "redis.sock") as server:
-        path = next(tmp_path.rglob("redis.sock"))
-        publisher = RedisStreamsPublisher("shop", url=f"unix://{path}?db=3")
-        assert publisher.publish([make_message("s")]) == [ACCEPTED]
-        publisher.close()
-        assert "db3" in server.client.info("keyspace")
-    assert "connection refused" in publisher.prepare()
-    path.unlink()
-    assert "the socket does not exist" in publisher.prepare()
 
 
 def test_tls_verifies_the_server(tmp_path: Path):

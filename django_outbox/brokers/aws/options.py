@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
@@ -33,15 +31,6 @@ SESSION_KEYS = (
     "aws_account_id",
 )
 
-OPTION_INSTEAD = {
-    "retries": "nothing, because the relay retries",
-    "connect_timeout": "the option timeout",
-    "read_timeout": "the option timeout",
-    "max_pool_connections": "the option concurrency",
-    "region_name": "the option region",
-}
-"""Arguments of botocore's `Config`, and what replaces each one."""
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AWSOptions:
@@ -50,7 +39,6 @@ class AWSOptions:
     region: str | None = None
     endpoint_url: str | None = None
     session: Mapping[str, str] | None = None
-    config: Mapping[str, Any] | None = None
     timeout: float = 30.0
     concurrency: int = 10
     max_message_bytes: int = MAX_MESSAGE_BYTES
@@ -69,26 +57,19 @@ class AWSOptions:
                 require_printable(option, text)
         _require_endpoint_url(self.endpoint_url)
         _require_session(self.session)
-        _require_config(self.config)
-        self.make_config()
         validate_format(self.format, self.source)
 
     def make_config(self) -> Config:
-        arguments = {
+        return Config(
             # Entries are valid as they are encoded; botocore would take a sixth of the time to verify them.
-            "parameter_validation": False,
-            "tcp_keepalive": True,
-            **(self.config or {}),
-            "retries": {"mode": "standard", "total_max_attempts": 1},
-            "connect_timeout": min(CONNECT_TIMEOUT, self.timeout),
-            "read_timeout": self.timeout,
+            parameter_validation=False,
+            tcp_keepalive=True,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=min(CONNECT_TIMEOUT, self.timeout),
+            read_timeout=self.timeout,
             # Each worker has that many requests in flight.
-            "max_pool_connections": MAX_CONCURRENCY,
-        }
-        try:
-            return Config(**arguments)
-        except (TypeError, ValueError, BotoCoreError) as error:
-            raise ImproperlyConfigured(f"config is invalid: {error}.") from None
+            max_pool_connections=MAX_CONCURRENCY,
+        )
 
 
 def _require_endpoint_url(url: object) -> None:
@@ -117,13 +98,3 @@ def _require_session(session: object) -> None:
         )
     for name, value in (session or {}).items():
         require_printable(f"session: {name}", value)
-
-
-def _require_config(config: object) -> None:
-    if config is None:
-        return
-    if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
-        raise ImproperlyConfigured("config must be a dict of arguments of botocore.config.Config.")
-    for name in config:
-        if name in OPTION_INSTEAD:
-            raise ImproperlyConfigured(f"config must not set {name}; use {OPTION_INSTEAD[name]}.")

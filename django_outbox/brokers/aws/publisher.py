@@ -242,7 +242,6 @@ class SQSPublisher(AWSPublisher):
         endpoint_url: the URL of the service, for a VPC endpoint or another implementation. Defaults to AWS.
         session: a dict of arguments for `boto3.session.Session`, such as `profile_name`. By default, credentials are
             found as boto3 always finds them.
-        config: a dict of arguments for `botocore.config.Config`, such as `proxies`.
         timeout: seconds that AWS has to respond to a request. After that time, a call of `publish` begins no further
             requests. Connecting may take 5 of these seconds.
         concurrency: maximum number of requests in flight of each worker.

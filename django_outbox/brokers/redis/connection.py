@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import Connection, SSLConnection
 
 from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.options import Address, RedisOptions
@@ -21,7 +21,7 @@ READ_SIZE = 65_536
 
 SEND_SIZE = 262_144
 
-CONNECTIONS = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
+CONNECTIONS = {"redis": Connection, "rediss": SSLConnection}
 
 NO_LIMIT = 512 * 1024 * 1024
 """Redis's default for `proto-max-bulk-len`, the maximum bytes of an argument."""
@@ -75,9 +75,8 @@ class RedisConnection:
     def __init__(self, options: RedisOptions, address: Address) -> None:
         self._timeout: float = options.arguments["socket_timeout"]
         host, port = address
-        place: dict[str, Any] = {"path": host} if options.scheme == "unix" else {"host": host, "port": port}
         # Push messages, which only RESP3 has, would come between the replies.
-        self._connection = CONNECTIONS[options.scheme](**place, **options.arguments, protocol=2)
+        self._connection = CONNECTIONS[options.scheme](host=host, port=port, **options.arguments, protocol=2)
         try:
             self._connection.connect()
             self.execute("PING")

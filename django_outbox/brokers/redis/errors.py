@@ -105,9 +105,7 @@ def explain(error: BaseException) -> str:
     text = explain_network(cause, server="Redis", option="url", without_tls="use redis:// in url, or the port for TLS")
     if text:
         return text
-    if isinstance(cause, FileNotFoundError):
-        text = "the socket does not exist; start Redis, or correct the path in url"
-    elif isinstance(error, redis.TimeoutError):
+    if isinstance(error, redis.TimeoutError):
         text = "no response in time"
     elif isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
         text = _explain_response(error)

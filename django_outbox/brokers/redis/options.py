@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, parse_qs, unquote
+from urllib.parse import SplitResult, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -16,9 +16,8 @@ from django_outbox.brokers.options import (
     require_seconds,
 )
 
-URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss", "unix"))
+URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss"))
 SENTINELS = URL._replace(name="sentinels")
-QUERY = ("db", "client_name")
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 SSL_KEYS = {"cafile": "ssl_ca_certs", "certfile": "ssl_certfile", "keyfile": "ssl_keyfile"}
@@ -28,8 +27,7 @@ VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
 """Arguments of redis-py; before version 6 it verifies the host's name only with this argument."""
 
 Address = tuple[str, int]
-"""The host and the port of a server; the path and 0 of a Unix socket."""
-
+"""The host and the port of a server."""
 
 MAX_LENGTH = 2**53
 MAX_REPLICAS = 1000
@@ -77,17 +75,15 @@ class RedisOptions:
             raise ImproperlyConfigured(
                 "url is a list, which names nodes of a cluster; set cluster=True, or name one server."
             )
-        if self.cluster and (self.sentinels or self.scheme == "unix" or login.get("db")):
+        if self.cluster and (self.sentinels or login.get("db")):
             raise ImproperlyConfigured(
-                "cluster is True; a cluster has no sentinels, no Unix sockets and no database but 0: correct url and "
-                "sentinels."
+                "cluster is True; a cluster has no sentinels and no database but 0: correct url and sentinels."
             )
         self.arguments = {**login, **_read_ssl(self.ssl, self.scheme), **timeouts}
         if not self.sentinels:
-            default = 0 if self.scheme == "unix" else DEFAULT_PORT
-            self.addresses = tuple((host, port or default) for _, (host, port), _ in read)
+            self.addresses = tuple((host, port or DEFAULT_PORT) for _, (host, port), _ in read)
             return
-        if self.scheme == "unix" or port:
+        if port:
             raise ImproperlyConfigured(
                 "url must name the master of the sentinels instead of a host, without a port: "
                 "redis://user:password@mymaster/0."
@@ -95,7 +91,7 @@ class RedisOptions:
         self.master = host
         found = [_read_url(SENTINELS, parts) for _, parts in SENTINELS.read(self.sentinels)]
         kind, _, login = found[0]
-        if kind == "unix" or any((each[0], each[2]) != (kind, login) for each in found):
+        if any((each[0], each[2]) != (kind, login) for each in found):
             raise ImproperlyConfigured(
                 "sentinels must be redis:// or rediss:// urls that differ only in host and port."
             )
@@ -133,18 +129,14 @@ class PublishingOptions(RedisOptions):
 
 def name_addresses(addresses: Sequence[Address]) -> str:
     """Format addresses for log lines and errors."""
-    return ", ".join(f"{host}:{port}" if port else host for host, port in addresses)
+    return ", ".join(f"{host}:{port}" for host, port in addresses)
 
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
-    scheme, path, query = parts.scheme, unquote(parts.path), parse_qs(parts.query, keep_blank_values=True)
-    host = path if scheme == "unix" else parts.hostname
-    if not host or "@" in path or parts.fragment:
+    host, path = parts.hostname, unquote(parts.path)
+    if not host or "@" in path or parts.query or parts.fragment:
         raise option.unreadable
-    for name in query:
-        if name not in QUERY:
-            raise ImproperlyConfigured(f"{option.name} must not set {name}; the query may set {' and '.join(QUERY)}.")
-    database = query.get("db", [""])[0] or ("" if scheme == "unix" else path.strip("/"))
+    database = path.strip("/")
     if database and not (database.isascii() and database.isdigit()):
         raise ImproperlyConfigured(
             f'{option.name} has a database that is not a number; write it as "{option.example}".'
@@ -154,9 +146,7 @@ def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, in
         arguments["username"] = unquote(parts.username)
     if parts.password:
         arguments["password"] = unquote(parts.password)
-    if "client_name" in query:
-        arguments["client_name"] = query["client_name"][0]
-    return scheme, (host, parts.port), arguments
+    return parts.scheme, (host, parts.port), arguments
 
 
 def _read_ssl(files: object, scheme: str) -> dict[str, Any]:

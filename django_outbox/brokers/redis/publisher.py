@@ -34,9 +34,8 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
 
     Args:
         alias: the publisher's name in the settings.
-        url: `redis://user:password@host:6379/0`, `rediss://` for TLS, or `unix://user:password@/path?db=0`. With
-            `cluster`, it may be a list of nodes. With `sentinels`, it names the master instead of a host:
-            `redis://user:password@mymaster/0`.
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS. With `cluster`, it may be a list of
+            nodes. With `sentinels`, it names the master instead of a host: `redis://user:password@mymaster/0`.
         sentinels: the Sentinels' URLs, such as `redis://host:26379`, which may have their own login.
         cluster: whether the server belongs to a cluster.
         stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is empty),
