@@ -66,16 +66,6 @@ def test_members_of_a_group_share_the_partitions_and_keep_the_order_of_each_key(
     assert len(payloads("postgresql")) == next(numbers) // 9 * 8
 
 
-def test_a_member_that_leaves_hands_its_partitions_over(source, make_inbox):
-    with running(make_inbox("postgresql")):
-        with running(make_inbox("postgresql")):
-            source.send(*range(20))
-            eventually(lambda: len(payloads("postgresql")) == 20, "all messages are stored", seconds=PATIENCE)
-        source.send(*range(20, 40))
-        eventually(lambda: len(payloads("postgresql")) == 40, "the others are stored", seconds=PATIENCE)
-    assert source.unsettled() == 0
-
-
 def test_a_consumer_ends_in_time_while_the_brokers_are_down(source):
     """librdkafka waits for a broker in two of three cases, so there are several consumers."""
     config = {**source.options["config"], "bootstrap.servers": source.gateway.servers}

@@ -12,7 +12,6 @@ import pytest
 from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from django_outbox.relay.sending.broker import publish_in_waves
 from django_outbox.relay.sending.isolation import isolate
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import AwsAnswers, Failures, Raw
@@ -131,19 +130,6 @@ def test_a_message_that_is_sent_again_arrives_once_in_a_fifo_queue():
         assert len(subject.received()) == 1
     finally:
         subject.close()
-
-
-def test_messages_of_a_key_are_accepted_in_order_although_some_fail(case: Case, aws: AwsAnswers):
-    publisher = case.make()
-    left = [make_message(case.topic, f"{n}".encode(), key=f"key-{n % 3}") for n in range(24)]
-    # Each request has one message per key, of which the first one fails: then the next request is without that key.
-    aws.answer(case.action, *[Failures({0: ("InternalError", False)})] * 6)
-    for _ in range(3):
-        outcomes = publish_in_waves(publisher.publish, left, failed_blocks_key=True)
-        left = [message for message, outcome in zip(left, outcomes, strict=True) if outcome is not ACCEPTED]
-    assert not left
-    for key in range(3):
-        assert [int(each) for each in aws.accepted if int(each) % 3 == key] == list(range(key, 24, 3))
 
 
 @pytest.mark.parametrize("key", ["order-1", "a.b_c:d/e{}~`", "k" * 128])

@@ -252,15 +252,6 @@ def test_a_user_who_may_not_use_idempotent_producers_is_told(cluster, topic, mak
     assert "IdempotentWrite" in outcome.error
 
 
-def test_a_leader_that_is_down_is_replaced_by_another_one(cluster, topic, make_publisher):
-    publisher = make_publisher()
-    assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
-    with cluster.down(1):
-        for partition in range(4):
-            cluster.set_leader(topic, partition, 2)
-        assert publisher.publish(keyed(topic, 5)) == [ACCEPTED] * 5
-
-
 def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, topic, make_publisher):
     publisher = make_publisher(timeout=4.0)
     assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]

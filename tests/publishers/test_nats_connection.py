@@ -7,7 +7,7 @@ import pytest
 from nats.js.api import Placement
 
 from django_outbox.brokers import BatchRefused
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
+from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.nats.server import NatsServer, cluster
 from tests.support.nats.tools import MakeJetStream, Nats, nats_port, nats_url
@@ -34,17 +34,6 @@ def test_another_server_of_the_list_is_used(nats: Nats, make_jetstream: MakeJetS
     stream = nats.stream()
     publisher = make_jetstream([f"nats://127.0.0.1:{free_port()}", nats_url()])
     assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-
-
-def test_a_connection_that_was_lost_while_it_was_idle_is_replaced(
-    nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream
-):
-    stream, proxy = nats.stream(), proxies.open(nats_port())
-    publisher = make_jetstream(nats_url(port=proxy.port))
-    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-    proxy.cut()
-    eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
-    assert proxy.connections == 2
 
 
 def test_a_connection_that_is_lost_within_a_batch_leaves_the_rest_unanswered_and_nothing_twice(
@@ -135,36 +124,6 @@ def test_jetstream_that_is_not_enabled_is_an_outage(make_jetstream: MakeJetStrea
         error = only_error(publisher.publish([make_message("t")] * 2), OutcomeKind.UNANSWERED)
         assert "JetStream is not enabled on the server, or not for this account; start nats-server with -js" in error
         assert publisher.check() == [error]
-
-
-def test_a_server_that_is_killed_loses_no_confirmed_message(make_jetstream: MakeJetStream):
-    with NatsServer() as server:
-        publisher = make_jetstream(server.url, timeout=5.0)
-        with Nats(server.url) as nats:
-            stream = nats.stream(storage="file")
-            nats.keep_streams()
-        outcomes: list[tuple[Message, Outcome]] = []
-
-        def publish() -> None:
-            number = 0
-            while all(outcome is ACCEPTED for _, outcome in outcomes):
-                batch = [make_message(stream, b"%d" % (number + n)) for n in range(500)]
-                outcomes.extend(zip(batch, publisher.publish(batch), strict=True))
-                number += 500
-
-        thread = threading.Thread(target=publish, daemon=True)
-        thread.start()
-        eventually(lambda: outcomes, "messages are confirmed")
-        server.stop()
-        thread.join(60)
-        server.start()
-        left = [message for message, outcome in outcomes if outcome is not ACCEPTED]
-        assert left
-        eventually(lambda: not publisher.prepare(), "it has connected again")
-        assert publisher.publish(left) == [ACCEPTED] * len(left)
-        with Nats(server.url) as nats:
-            stored = [each.data for each in nats.take(stream)]
-        assert sorted(stored) == sorted(message.payload for message, _ in outcomes)
 
 
 # Clusters

@@ -1,13 +1,15 @@
-"""Nodes of a Redis Cluster that fail, hang or change their role, and what becomes of messages for the others."""
+"""Redis Clusters: slots that move, and nodes that fail, hang or change their role while others take messages."""
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from redis.crc import key_slot
 
-from django_outbox.brokers.redis import RedisStreamsPublisher
+from django_outbox.brokers import Incoming, Unavailable
+from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer, make_cluster, start_node
@@ -21,6 +23,12 @@ MESSAGES = [make_message(name) for name in STREAMS]
 def nodes(tmp_path: Path) -> Iterator[list[RedisServer]]:
     """Three masters without replicas."""
     yield from run_cluster(tmp_path, 3, replicas=0)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    """Three masters that no test ends."""
+    yield from run_cluster(tmp_path_factory.mktemp("cluster"), 3, replicas=0)
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +207,98 @@ def test_a_cluster_without_any_replica_is_an_outage(nodes):
     assert "0 of 1 replicas" in publisher.prepare()
     assert {outcome.kind for outcome in publisher.publish(MESSAGES)} == {OutcomeKind.UNANSWERED}
     publisher.close()
+
+
+class Move:
+    """The move of a stream's slot from its node to another one; it begins at once.
+
+    Attributes:
+        source: the node that has the stream.
+        target: the node that gets it.
+    """
+
+    def __init__(self, cluster: list[RedisServer], stream: str) -> None:
+        self._stream, self._slot = stream, key_slot(stream.encode())
+        (self.source,) = [node for node in cluster if stream.encode() in node.client.keys("*")]
+        self.target = next(node for node in cluster if node is not self.source)
+        self._set_slot(self.target, "IMPORTING", node_id(self.source))
+        self._set_slot(self.source, "MIGRATING", node_id(self.target))
+
+    def finish(self) -> None:
+        self.source.client.execute_command("MIGRATE", "127.0.0.1", self.target.port, self._stream, 0, 5000)
+        for node in (self.target, self.source):
+            self._set_slot(node, "NODE", node_id(self.target))
+
+    def _set_slot(self, node: RedisServer, state: str, id: str) -> None:
+        node.client.execute_command("CLUSTER SETSLOT", self._slot, state, id)
+
+
+def node_id(node: RedisServer) -> str:
+    return str(node.client.execute_command("CLUSTER MYID").decode())
+
+
+def test_messages_follow_a_slot_that_is_moved(cluster):
+    publisher, old, new, other = make(cluster), *map(make_message, ("{moving}.old", "{moving}.new", "other"))
+    assert publisher.publish([old, other]) == [ACCEPTED] * 2
+    move = Move(cluster, "{moving}.old")
+    # While a slot is moved, its new streams belong to the target (ASK).
+    outcomes = publisher.publish([new, other])
+    assert (outcomes[0].error_class, outcomes[0].counted, outcomes[1]) == ("redis.moved", False, ACCEPTED)
+    move.finish()
+    # Afterwards, all of its streams do (MOVED).
+    (outcome,) = publisher.publish([old])
+    assert (outcome.error_class, outcome.counted) == ("redis.moved", False)
+    assert publisher.publish([old] * 3) == [ACCEPTED] * 3
+    assert move.target.client.xlen("{moving}.old") == 4
+    publisher.close()
+
+
+def test_a_server_of_a_cluster_without_the_option_names_it(cluster):
+    publisher = RedisStreamsPublisher("shop", url=cluster[0].url)
+    outcomes = publisher.publish([make_message(f"n{n}") for n in range(20)])
+    errors = [outcome.error for outcome in outcomes if outcome.kind is OutcomeKind.UNANSWERED]
+    assert errors
+    assert all("set cluster=True" in error for error in errors)
+    publisher.close()
+
+
+def test_a_slot_that_no_node_has_does_not_affect_other_slots(cluster):
+    messages = [make_message(name) for name in ("lost", *STREAMS)]
+    with closing(make(cluster)) as publisher:
+        assert publisher.publish(messages) == [ACCEPTED] * len(messages)
+    slot = key_slot(b"lost")
+    (owner,) = [node for node in cluster if b"lost" in node.client.keys("*")]
+    owner.client.delete("lost")
+    for node in cluster:
+        node.client.execute_command("CLUSTER DELSLOTS", slot)
+    try:
+        # The first publisher would find out after a while.
+        with closing(make(cluster)) as publisher:
+            outcomes = publisher.publish(messages)
+        assert outcomes[0].error_class == "redis.node_unavailable"
+        assert outcomes[1:] == [ACCEPTED] * len(STREAMS)
+    finally:
+        for node in cluster:
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", node_id(owner))
+
+
+def test_a_consumer_follows_its_stream_to_another_node(cluster):
+    stream = "{followed}.orders"
+    consumer = RedisStreamsConsumer("billing", url=cluster[0].url, cluster=True, stream=stream, group="billing")
+    consumer.open()
+    assert not consumer.receive(0.01)
+    move = Move(cluster, stream)
+    move.finish()
+    move.target.client.xadd(stream, {"payload": "1"})
+
+    def receive() -> list[Incoming]:
+        try:
+            return consumer.receive(0.1)
+        except Unavailable:
+            # As the inbox does.
+            consumer.open()
+            return []
+
+    (found,) = eventually(receive)
+    assert found.body == b"1"
+    consumer.close()
