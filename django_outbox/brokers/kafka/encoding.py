@@ -47,7 +47,6 @@ class KafkaEncoder:
 
 
 def read_delivery(tag: int, record: Received) -> Incoming:
-    """Return a record as the inbox reads it."""
     topic = record.topic() or ""
     value = record.value()
     problem = ""

@@ -128,7 +128,6 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
 
 
 def read_topics(topics: object) -> tuple[str, ...]:
-    """Return the topics of a consumer."""
     names = [topics] if isinstance(topics, str) else topics
     if not isinstance(names, list | tuple) or not names:
         raise ImproperlyConfigured("topics must be a topic, or a list of topics.")
@@ -158,7 +157,6 @@ def read_group_config(config: object, group: object) -> dict[str, Any]:
 
 
 def servers(config: Mapping[str, Any]) -> str:
-    """Return the brokers' addresses."""
     return str(config.get("bootstrap.servers") or config.get("metadata.broker.list"))
 
 

@@ -135,7 +135,6 @@ class NatsDelivery(NamedTuple):
 
 
 def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
-    """Return a message as the inbox reads it."""
     problem = ""
     try:
         headers = parse_headers(delivery.headers)

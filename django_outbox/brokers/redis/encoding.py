@@ -77,7 +77,6 @@ class StreamEntry(NamedTuple):
 
 
 def read_delivery(entry: StreamEntry, tag: int, stream: str) -> Incoming:
-    """Return an entry as the inbox reads it."""
     found = dict(zip(entry.fields[::2], entry.fields[1::2], strict=True))
     body = found.pop(b"payload", None)
     texts = {_text(name): _text(value) for name, value in found.items()}

@@ -1,19 +1,15 @@
 """A publisher for Redis streams."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
-
-import redis
 
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import RedisCall, find_missing_replicas
-from django_outbox.brokers.redis.connection import RedisConnection
 from django_outbox.brokers.redis.encoding import RedisEncoder
-from django_outbox.brokers.redis.errors import Lost, explain
+from django_outbox.brokers.redis.errors import Lost
 from django_outbox.brokers.redis.options import Address, PublishingOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.messages import Message, Outcome
@@ -77,7 +73,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
         deadline = time.monotonic() + self.timeout
         try:
             for server in self._servers.all():
-                reason = self._ask(server, partial(find_missing_replicas, self))
+                reason = self._ask(server)
                 if not reason:
                     if self._servers.is_down:
                         # Otherwise the end of an outage would be noticed only at the next trial.
@@ -97,8 +93,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             servers = self._servers.all()
         except Lost as error:
             return [self._explain_lost(error)]
-        find_missing = partial(find_missing_replicas, self)
-        found = (self._ask(each, find_missing) or self._ask(each, find_wrong_role) for each in servers)
+        found = (self._ask(each) for each in servers)
         return [*dict.fromkeys(reason for reason in found if reason)]
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
@@ -110,7 +105,8 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
     def close(self) -> None:
         self._servers.close()
 
-    def _ask(self, server: Address, question: Callable[[RedisConnection], str]) -> str:
+    def _ask(self, server: Address) -> str:
+        """Return why a server accepts no messages, or an empty string if it may."""
         pool = self._servers.pool(server)
         try:
             connection = pool.take()
@@ -118,29 +114,17 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             self._servers.forget()
             return self._explain_lost(error)
         try:
-            answer = question(connection)
+            missing = find_missing_replicas(self, connection)
         except Lost as error:
             connection.close()
             # Another server may be the right one now.
             self._servers.forget()
             return f"Redis at {self.describe_servers()}: {error}"
         pool.put(connection)
-        return answer
+        return missing
 
     def _explain_lost(self, error: Lost) -> str:
         return f"cannot connect to Redis at {self.describe_servers()}: {error}"
 
     def _start_over(self) -> None:
         self._servers = make_servers(self, f"Publisher {self.alias!r}")
-
-
-def find_wrong_role(connection: RedisConnection) -> str:
-    """Return the problem if the server is a replica, which accepts no messages; otherwise empty text. Raises Lost."""
-    try:
-        role = connection.execute("ROLE")[0]
-    except redis.ResponseError:
-        # The user may not ask, or the service has no such command.
-        return ""
-    except (redis.RedisError, OSError) as error:
-        raise Lost(explain(error)) from error
-    return "" if role == b"master" else "the server is a replica: name the master in url, or use sentinels"
