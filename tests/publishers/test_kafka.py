@@ -16,6 +16,7 @@ from tests.support.claimed import make_message
 from tests.support.kafka.mock import INIT_PRODUCER_ID, PRODUCE, MockCluster, mock_cluster
 from tests.support.kafka.tools import read_topic
 from tests.support.outcomes import kinds
+from tests.support.waiting import eventually
 
 MakePublisher = Callable[..., KafkaPublisher]
 
@@ -146,7 +147,12 @@ def test_a_topic_that_takes_no_messages_does_not_hold_up_others(cluster, topic, 
     assert (second.kind, second.error_class) == TOPIC_ERRORS[code][:2]
     assert TOPIC_ERRORS[code][2] in second.error
     cluster.set_topic_error(elsewhere, 0)
-    assert publisher.publish(messages[1:2]) == [ACCEPTED]
+    eventually(lambda: publisher.publish(messages[1:2]) == [ACCEPTED], "librdkafka has asked for the topic again")
+
+
+def test_a_message_whose_topic_cannot_exist_is_rejected(topic, make_publisher):
+    accepted, rejected = make_publisher().publish([*keyed(topic, 1), *keyed("order created", 1)])
+    assert (accepted, rejected.kind, rejected.error_class) == (ACCEPTED, OutcomeKind.REJECTED, "kafka.invalid_topic")
 
 
 @pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION])
@@ -159,13 +165,6 @@ def test_a_topic_may_be_refused_when_messages_are_written(cluster, topic, make_p
     outcomes = publisher.publish([*keyed(topic, 2), *keyed(elsewhere, 2, key="order-8")])
     assert outcomes[:2] == [ACCEPTED] * 2
     assert {(each.kind, each.error_class) for each in outcomes[2:]} == {TOPIC_ERRORS[code][:2]}
-
-
-def test_many_topics_are_looked_up_together(make_publisher):
-    messages = [make_message(unique_name(), b"1") for _ in range(30)]
-    # The first publisher creates them, and the second one finds them.
-    for _ in range(2):
-        assert make_publisher().publish(messages) == [ACCEPTED] * 30
 
 
 # Producers that end, and outages
@@ -225,10 +224,10 @@ def test_a_topic_that_is_missing_is_waited_for_only_once(cluster, topic, make_pu
     for _ in range(5):
         missing, accepted = publisher.publish([*unkeyed(elsewhere, 1), *unkeyed(topic, 1)])
         assert (missing.error_class, accepted) == ("kafka.unknown_topic", ACCEPTED)
-    # The first one waits for 2 seconds.
-    assert time.monotonic() - began < 9
+    # The first one waits for about a second.
+    assert time.monotonic() - began < 5
     cluster.set_topic_error(elsewhere, 0)
-    assert publisher.publish(unkeyed(elsewhere, 1)) == [ACCEPTED]
+    eventually(lambda: publisher.publish(unkeyed(elsewhere, 1)) == [ACCEPTED])
 
 
 RETRIED = [

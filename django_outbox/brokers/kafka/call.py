@@ -1,13 +1,14 @@
 """The messages of one call of `publish`: send them, wait for their reports, and turn these into outcomes."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
 
 from django_outbox.brokers.call import EncodedCall
+from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
 from django_outbox.brokers.kafka.publisher_connection import KafkaPublisherConnection, ProducerPool
@@ -49,7 +50,7 @@ class KafkaCall(EncodedCall[Message, Record]):
             count = len(waiting)
             with self._pool.borrow() as producer:
                 self._send(producer, waiting)
-                self._read_errors(producer)
+                self._read_errors(producer.state)
                 reason = producer.state.reason
             # Messages that failed because of others are sent again. Each round must settle one, or it would never end.
             waiting = self.without_outcome(waiting)
@@ -67,18 +68,16 @@ class KafkaCall(EncodedCall[Message, Record]):
 
     def _send(self, producer: KafkaPublisherConnection, indexes: Sequence[int]) -> None:
         records, report, deadline = self.encoded, self._report, self._deadline
-        missing = self._find_missing_topics(producer, indexes)
         self._missing = 0
-        if self._outage:
+        producer.connect(deadline)
+        if not producer.state.is_connected:
+            self._outage = producer.state.reason or NO_RESPONSE
             producer.discard()
             return
         produce, sent = producer.produce, 0
         for index in indexes:
             record = records[index]
             topic, value, key, headers = record
-            if missing and topic in missing:
-                self._errors.append((index, missing[topic], -1))
-                continue
             try:
                 try:
                     produce(topic, value, key, on_delivery=partial(report, index), headers=headers)
@@ -99,17 +98,6 @@ class KafkaCall(EncodedCall[Message, Record]):
                 sent += 1
         self._missing += sent
         self._await_reports(producer)
-
-    def _find_missing_topics(
-        self, producer: KafkaPublisherConnection, indexes: Sequence[int]
-    ) -> Mapping[str, KafkaError]:
-        missing: dict[str, KafkaError] = {}
-        if not producer.connect(self._deadline):
-            topics = {self.encoded[index][0] for index in indexes}
-            missing = producer.find_missing(sorted(topics), self._deadline, self._timeout / 4)
-        if not producer.state.is_connected:
-            self._outage = producer.state.reason or NO_RESPONSE
-        return missing
 
     def _await_reports(self, producer: KafkaPublisherConnection) -> None:
         """Wait until the timeout; for a sixth of it if other messages were confirmed, but these are not.
@@ -145,16 +133,15 @@ class KafkaCall(EncodedCall[Message, Record]):
         else:
             self._errors.append((index, error, delivered.partition() or 0))
 
-    def _read_errors(self, producer: KafkaPublisherConnection) -> None:
+    def _read_errors(self, state: ConnectionState) -> None:
         batches: dict[tuple[str, int, int], tuple[KafkaError, list[int]]] = {}
         for index, error, partition in self._errors:
             meaning, topic = meaning_of(error), self.encoded[index][0]
             if meaning.blame is Blame.BATCH:
                 batches.setdefault((topic, partition, error.code()), (error, []))[1].append(index)
             elif meaning.blame is Blame.BROKER:
-                self._outage = self._outage or producer.state.explain(error)
+                self._outage = self._outage or state.explain(error)
             elif meaning.blame is not Blame.NONE:
-                producer.forget_topic(topic)
                 self.outcomes[index] = meaning.outcome(error.str())
         for error, indexes in batches.values():
             meaning = meaning_of(error)

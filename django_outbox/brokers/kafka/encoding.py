@@ -1,13 +1,16 @@
 """Messages as Kafka's records, and records as the inbox reads them."""
 
 import datetime
+from functools import lru_cache
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 from confluent_kafka import Message as Received
 
+from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import PLAIN, attributes, read_text_message
 from django_outbox.brokers.consumer import Incoming
+from django_outbox.brokers.kafka.options import TOPIC
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
@@ -34,16 +37,27 @@ class KafkaEncoder:
 
     def __init__(self, topic: Template, format: str, source: str) -> None:
         self._render = topic.render
+        # There are usually few topics.
+        self._check_topic = lru_cache(maxsize=1000)(_check_topic)
         self._source = source
         self._is_plain = format == PLAIN
 
     def encode(self, message: Message) -> Record:
         headers: Any = text_headers(message) if self._is_plain else self._event_headers(message)
-        return (self._render(message), message.payload, message.key.encode() or None, headers)
+        topic = self._check_topic(self._render(message))
+        return (topic, message.payload, message.key.encode() or None, headers)
 
     def _event_headers(self, message: Message) -> list[tuple[str, str]]:
         headers = [(PREFIX + name, value) for name, value in attributes(message, self._source).items()]
         return [*headers, (CONTENT_TYPE, "application/json"), *own_headers(message, without=PREFIX)]
+
+
+def _check_topic(topic: str) -> str:
+    # librdkafka reports an invalid topic once, and then as a missing one.
+    if not TOPIC.fullmatch(topic):
+        reason = f"its topic {topic!r} is not up to 249 letters, digits, periods, hyphens and underscores"
+        raise Unencodable(f"{reason}; correct the option topic", "invalid_topic")
+    return topic
 
 
 def read_delivery(tag: int, record: Received) -> Incoming:

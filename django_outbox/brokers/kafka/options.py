@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import Consumer, Producer
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import require_printable
+from django_outbox.brokers.options import STALL_SHARE, require_printable
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import one_line
 
@@ -88,7 +88,7 @@ _CONSUMER_DEFAULTS: Mapping[str, Any] = {
 _OPTIONS_NAMED_TOPIC = ("topic.metadata.", "topic.blacklist")
 """Options that begin with `topic.` although they are not options of a topic."""
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _SECRET = ("password", "secret", "pem", "sasl.oauthbearer.config", "sasl.jaas")
 
@@ -116,8 +116,8 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
         "socket.timeout.ms": max(milliseconds // 2, 10),
         "request.timeout.ms": max(milliseconds // 2, 10),
         "socket.connection.setup.timeout.ms": max(min(milliseconds // 2, 30_000), 1000),
-        # Maximum time during which some brokers do not know a new topic.
-        "topic.metadata.propagation.max.ms": min(milliseconds // 4, 5000),
+        # A message for a missing topic waits while brokers may be creating it, for less than makes a partition stalled.
+        "topic.metadata.propagation.max.ms": milliseconds // (2 * STALL_SHARE),
         **given,
         **_ALWAYS,
     }
@@ -132,7 +132,7 @@ def read_topics(topics: object) -> tuple[str, ...]:
     if not isinstance(names, list | tuple) or not names:
         raise ImproperlyConfigured("topics must be a topic, or a list of topics.")
     for name in names:
-        if not isinstance(name, str) or not _TOPIC.fullmatch(name):
+        if not isinstance(name, str) or not TOPIC.fullmatch(name):
             raise ImproperlyConfigured(
                 f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores."
             )

@@ -3,7 +3,7 @@
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,6 @@ from confluent_kafka.cimpl import Producer
 
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.encoding import Record
-from django_outbox.brokers.kafka.errors import Blame, meaning_of
 from django_outbox.brokers.kafka.options import Log
 
 POLL_TIME = 0.1
@@ -22,15 +21,6 @@ POLL_TIME = 0.1
 
 PURGE_TIME = 1.0
 """Seconds that a producer has to report the messages that were taken from it."""
-
-TOPIC_INTERVAL = 0.05
-"""Seconds between two looks for a topic that the broker is creating."""
-
-MISSING_INTERVAL = 60.0
-"""Seconds for which a topic that is missing is not waited for again."""
-
-MAX_SINGLE_TOPICS = 10
-"""Number of unknown topics beyond which all topics of the cluster are listed first."""
 
 Report = Callable[[KafkaError | None, Message], None]
 
@@ -44,8 +34,6 @@ class KafkaPublisherConnection:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.state = ConnectionState(config)
-        self._topics: set[str] = set()
-        self._missing_until: dict[str, float] = {}
         # The producer must not refer to this object, which ends as soon as nothing refers to it.
         self._producer = Producer({**config, "error_cb": self.state.note_error, "logger": Log()})
         self.produce = self._producer.produce
@@ -57,45 +45,12 @@ class KafkaPublisherConnection:
         """
         self.poll(0)
         if not (self.state.is_connected or self.state.is_broken):
-            self._list_topics(None, deadline)
+            self.state.list_topics(self._producer, None, deadline)
         return "" if self.state.is_connected else self.state.reason
 
     def responds(self, seconds: float) -> bool:
-        self._list_topics(None, time.monotonic() + seconds)
+        self.state.list_topics(self._producer, None, time.monotonic() + seconds)
         return self.state.is_connected
-
-    def find_missing(self, topics: Iterable[str], deadline: float, patience: float) -> dict[str, KafkaError]:
-        """Return the topics to which nothing can be sent, each with the error. Kafka may create one on this request.
-
-        If no broker responds, the producer is not connected afterwards. A topic that was missing within the last minute
-        is not waited for.
-
-        Args:
-            deadline: when to give up, by the monotonic clock.
-            patience: seconds that the brokers have to create topics.
-        """
-        unknown = [topic for topic in topics if topic not in self._topics]
-        if len(unknown) > MAX_SINGLE_TOPICS:
-            found = self._list_topics(None, deadline)
-            self._topics.update(topic for topic in unknown if topic in found and found[topic] is None)
-            unknown = [topic for topic in unknown if topic not in self._topics]
-        missing: dict[str, KafkaError] = {}
-        now = time.monotonic()
-        for topic in unknown:
-            was_missing = now < self._missing_until.get(topic, 0.0)
-            error = self._find_topic(topic, now if was_missing else min(deadline, now + patience), deadline)
-            if not self.state.is_connected:
-                break
-            if error is None:
-                self._missing_until.pop(topic, None)
-            else:
-                missing[topic] = error
-                if not was_missing:
-                    self._missing_until[topic] = now + MISSING_INTERVAL
-        return missing
-
-    def forget_topic(self, topic: str) -> None:
-        self._topics.discard(topic)
 
     def send(self, record: Record, report: Report, deadline: float) -> None:
         """Pass a record to the producer, like `produce`, and wait while its queue is full.
@@ -142,27 +97,6 @@ class KafkaPublisherConnection:
     def abandon(self) -> None:
         """Never end the producer, because that would wait for threads that a forked process does not have."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._producer))
-
-    def _list_topics(self, topic: str | None, deadline: float) -> dict[str, KafkaError | None]:
-        return self.state.list_topics(self._producer, topic, deadline)
-
-    def _find_topic(self, topic: str, until: float, deadline: float) -> KafkaError | None:
-        while True:
-            found = self._list_topics(topic, deadline)
-            if not self.state.is_connected:
-                return None
-            error = found.get(topic)
-            if topic in found and error is None:
-                self._topics.add(topic)
-                return None
-            if error is None or meaning_of(error).blame is Blame.BROKER:
-                # It is being created, or has no leader yet.
-                error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            elif error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return error
-            if time.monotonic() >= until:
-                return error
-            time.sleep(TOPIC_INTERVAL)
 
 
 class ProducerPool:
