@@ -112,22 +112,13 @@ class AWSPublisher(AWSOptions, Publisher):
     def prepare(self) -> str:
         if self._is_ready:
             return ""
-        problem = self._call(self._probe)
+        problem = self._try_probe()
         # An action that is not allowed shows that the credentials are valid.
         if problem is not None and problem.kind in (Kind.INTERNAL, Kind.CREDENTIALS):
             self._note(problem)
             return problem.text
         self._is_ready = True
         return ""
-
-    def check(self) -> Sequence[str]:
-        self._is_ready = False
-        reason = self.prepare()
-        if reason or not self._destination.is_fixed:
-            return [reason] if reason else []
-        name = self._destination.text
-        problem = self._call(lambda client: self._look_up(client, name))
-        return [] if problem is None else [f"{name} cannot be read: {problem.text}"]
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         call = AWSCall(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
@@ -160,10 +151,6 @@ class AWSPublisher(AWSOptions, Publisher):
         """Call an action that shows whether the service responds and accepts the credentials."""
 
     @abc.abstractmethod
-    def _look_up(self, client: Any, destination: str) -> None:
-        """Call an action that fails if a queue or topic does not exist, or may not be read."""
-
-    @abc.abstractmethod
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Send a batch request, and return the response."""
 
@@ -179,11 +166,11 @@ class AWSPublisher(AWSOptions, Publisher):
         for problem in problems:
             self._note(problem, request.destination)
 
-    def _call(self, work: Callable[[Any], T]) -> T | Problem:
-        """Call AWS in a thread, for a bounded time."""
-        found: list[T | Problem] = []
+    def _try_probe(self) -> Problem | None:
+        """Probe AWS in a thread, for a bounded time."""
+        found: list[Problem | None] = []
         threads = Threads()
-        threads.start(lambda: found.append(self._try(work)), name=THREAD_NAME)
+        threads.start(lambda: found.append(self._try(self._probe)), name=THREAD_NAME)
         threads.wait(2 * self.timeout)
         return found[0] if found else Problem(Kind.INTERNAL, f"no response within {2 * self.timeout:g} s")
 
@@ -273,9 +260,6 @@ class SQSPublisher(AWSPublisher):
     def _probe(self, client: Any) -> None:
         client.list_queues(MaxResults=1)
 
-    def _look_up(self, client: Any, destination: str) -> None:
-        client.get_queue_attributes(QueueUrl=destination, AttributeNames=["QueueArn"])
-
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         response: Mapping[str, Any] = client.send_message_batch(QueueUrl=destination, Entries=entries)
         return response
@@ -326,9 +310,6 @@ class SNSPublisher(AWSPublisher):
 
     def _probe(self, client: Any) -> None:
         client.list_topics()
-
-    def _look_up(self, client: Any, destination: str) -> None:
-        client.get_topic_attributes(TopicArn=destination)
 
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         response: Mapping[str, Any] = client.publish_batch(TopicArn=destination, PublishBatchRequestEntries=entries)

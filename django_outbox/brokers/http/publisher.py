@@ -69,10 +69,6 @@ class HTTPPublisher(HTTPOptions, Publisher):
             return ""
         return f"{self.origin}: {self._server.busy}" if self._server.busy else self._server.probe()
 
-    def check(self) -> Sequence[str]:
-        reason = self._server.probe()
-        return [reason] if reason else []
-
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         return HTTPCall(messages, self, self._server).run()
 

@@ -88,14 +88,6 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             return self._explain_lost(error)
         return "; ".join(dict.fromkeys(failed.values()))
 
-    def check(self) -> Sequence[str]:
-        try:
-            servers = self._servers.all()
-        except Lost as error:
-            return [self._explain_lost(error)]
-        found = (self._ask(each) for each in servers)
-        return [*dict.fromkeys(reason for reason in found if reason)]
-
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         return RedisCall(messages, self._encoder, self._servers, self).run()
 
