@@ -13,7 +13,6 @@ from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.stores import find_store
 from django_outbox.stores.schema import REQUIRED, describe_database, find_unapplied_migrations, missing_schema
 from django_outbox.utils.text import describe
-from django_outbox.utils.threads import Threads
 
 
 class CheckResult(NamedTuple):
@@ -25,18 +24,9 @@ class CheckResult(NamedTuple):
 def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[CheckResult]:
     """Check everything that a relay needs. Each publisher checks its broker, but publishes nothing."""
     yield from _check_database(using)
-    problems: dict[str, list[str]] = {}
-    threads = Threads()
-    for publisher in publishers:
-
-        def check(publisher: Publisher = publisher) -> None:
-            problems[publisher.alias] = check_publisher(publisher)
-
-        threads.start(check, name=f"outbox-check-{publisher.alias}")
-    threads.wait()
     for publisher in publishers:
         subject = f"publisher {publisher.alias!r} ({describe_publisher(publisher)})"
-        for problem in problems.get(publisher.alias, ["it could not be checked"]) or [""]:
+        for problem in check_publisher(publisher) or [""]:
             yield CheckResult(subject, problem)
 
 

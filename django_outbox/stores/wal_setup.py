@@ -144,32 +144,29 @@ class LogSetup:
             remedy = "Connect to the server itself, or to a pool that passes replication, as PgBouncer does since 1.23."
             yield Obstacle(f"refuses a connection that reads the log: {refusal.rstrip('.')}", remedy, "W059")
 
-    def list_statements(self, *, remove: bool = False) -> list[str]:
-        """Return the SQL that sets the publication up, or removes it; none if nothing is to be done.
+    def list_statements(self) -> list[str]:
+        """Return the SQL that sets the publication up; none if nothing is to be done.
 
         A publication that has more than relays need, or less, is replaced. Those that read the log notice that.
         """
         publication = find_publication(self._store)
-        if not remove and publication.is_exact:
+        if publication.is_exact:
             return []
-        statements = [f"DROP PUBLICATION {PUBLICATION}"] if publication.identity else []
-        if not remove:
-            ((table, *_),) = self._store.fetch(TABLE)
-            columns = ", ".join(COLUMNS)
-            statements.append(
-                f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')"
-            )
-        return statements
+        ((table, *_),) = self._store.fetch(TABLE)
+        columns = ", ".join(COLUMNS)
+        removal = [f"DROP PUBLICATION {PUBLICATION}"] if publication.identity else []
+        return [
+            *removal,
+            f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')",
+        ]
 
-    def find_refusals(self, *, remove: bool = False) -> Iterator[Obstacle]:
+    def find_refusals(self) -> Iterator[Obstacle]:
         """Find the privileges that the role of the session lacks to run the statements."""
         publication = find_publication(self._store)
         ((table, owner, is_owned, database, may_create, role),) = self._store.fetch(TABLE)
         if not publication.is_owned:
             problem = f"has a publication {PUBLICATION} that belongs to the role {publication.owner}"
             yield Obstacle(f"{problem}, not to {role}", f"Run this as {publication.owner}, or as a superuser.")
-        if remove:
-            return
         if not is_owned:
             problem = f"has the table {table}, which belongs to the role {owner}, not to {role}"
             yield Obstacle(problem, f"Run this as {owner}, or as a superuser.")

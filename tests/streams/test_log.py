@@ -13,7 +13,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -958,7 +957,7 @@ def test_the_status_warns_that_no_relay_reads_the_log_until_one_does(worker: Wor
     assert stream.log_is_read
     assert stream.log_kept is not None
     assert not find_codes() & {"log_kept", "log_not_read"}
-    call_command("outbox_publication", database=LOG, remove=True, verbosity=0)
+    execute("DROP PUBLICATION django_outbox")
     try:
         put(1, LOG)
         worker.deliver_until(lambda: not worker.opens())

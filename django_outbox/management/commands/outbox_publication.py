@@ -1,4 +1,4 @@
-"""`manage.py outbox_publication`: set up or remove the publication through which relays read PostgreSQL's log."""
+"""`manage.py outbox_publication`: set up the publication through which relays read PostgreSQL's log."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,6 @@ class Command(OutboxCommand):
     examples = """
   manage.py outbox_publication --role shop_relay    for relays of this role
   manage.py outbox_publication --sql                print the SQL
-  manage.py outbox_publication --remove
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,29 +33,28 @@ class Command(OutboxCommand):
         parser.add_argument(
             "--role", metavar="ROLE", help="Database role of the relays (default: the role of this connection)."
         )
-        parser.add_argument("--remove", action="store_true", help="Remove the publication.")
         parser.add_argument("--sql", action="store_true", help="Print the SQL, and change nothing.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
         try:
-            self._handle(using, options["role"], remove=options["remove"], only_sql=options["sql"])
+            self._handle(using, options["role"], only_sql=options["sql"])
         except DatabaseError as error:
             raise CommandError(f"Nothing was changed in the database {using!r}: {describe(error)}") from error
 
-    def _handle(self, using: str, role: str | None, *, remove: bool, only_sql: bool) -> None:
+    def _handle(self, using: str, role: str | None, *, only_sql: bool) -> None:
         setup = LogSetup(_get_store(using), role)
         if unfit := setup.find_unfit():
             raise CommandError(_describe(using, unfit))
-        found = [] if remove else [*setup.find_obstacles(max(len(get_settings().from_log), 1))]
+        found = [*setup.find_obstacles(max(len(get_settings().from_log), 1))]
         # The publication itself is what this command sets up.
         obstacles = [each for each in found if each.check != "W056"]
-        statements = setup.list_statements(remove=remove)
+        statements = setup.list_statements()
         if only_sql:
             self._print_sql(using, statements, obstacles)
             return
-        refusals = [*setup.find_refusals(remove=remove)] if statements else []
-        if refusals and not remove and obstacles == found:
+        refusals = [*setup.find_refusals()] if statements else []
+        if refusals and obstacles == found:
             # It has more than relays need, and they can read it.
             statements, refusals = [], []
         for obstacle in [*refusals, *obstacles]:
@@ -65,7 +63,7 @@ class Command(OutboxCommand):
             count = counted(len(refusals) + len(obstacles), "problem")
             raise CommandError(f"Nothing was changed: {count} found. With --sql, the SQL is printed instead.")
         setup.run(statements)
-        self.report(_report(using, statements, remove=remove))
+        self.report(_report(using, statements))
         if obstacles:
             hint = "" if role else " If relays have another role, name it with --role."
             raise CommandError(f"Relays cannot read the log yet: {counted(len(obstacles), 'problem')} found.{hint}")
@@ -95,9 +93,8 @@ def _describe(using: str, obstacle: Obstacle) -> str:
     return f"The database {using!r} {obstacle.problem}. {obstacle.remedy}"
 
 
-def _report(using: str, statements: Sequence[str], *, remove: bool) -> str:
+def _report(using: str, statements: Sequence[str]) -> str:
     if not statements:
-        state = f"there is no publication {PUBLICATION}" if remove else f"the publication {PUBLICATION} is set up"
-        return f"Nothing was changed: {state}."
-    verb = "Removed" if remove else "Created" if len(statements) == 1 else "Replaced"
+        return f"Nothing was changed: the publication {PUBLICATION} is set up."
+    verb = "Created" if len(statements) == 1 else "Replaced"
     return f"{verb} the publication {PUBLICATION} in the database {using!r}."
