@@ -1,7 +1,7 @@
 """The admin's list of messages. All its queries are bounded, so it stays fast with millions of rows."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -15,7 +15,7 @@ from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.filters import CauseFilter, PublisherFilter, TimeFilter, TypedFilter, Wanted
+from django_outbox.admin.filters import PublisherFilter, TimeFilter, TypedFilter, Wanted
 from django_outbox.admin.listing import (
     ALL,
     KEYED_LIMIT,
@@ -26,7 +26,6 @@ from django_outbox.admin.listing import (
     count_states,
     due_first,
     find,
-    in_state,
     pending_publisher,
     state_of,
 )
@@ -36,9 +35,6 @@ from django_outbox.models import Status
 from django_outbox.monitoring import status
 from django_outbox.monitoring.figures import Level, Verdict
 from django_outbox.utils.text import escape
-
-SUGGESTED = 1000
-"""Number of messages from which types and error classes are suggested."""
 
 DECEPTIVE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters of a page that are not shown, or change the direction of text. Translations need marks and joiners."""
@@ -91,16 +87,11 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts up to `LIMIT` and has no page beyond it."""
 
-    more = False
-
     @cached_property
     def count(self) -> int:
-        if isinstance(self.object_list, list):
-            return len(self.object_list)
-        messages: Any = self.object_list
-        count: int = messages[: LIMIT + 1].count()
-        self.more = count > LIMIT
-        return min(count, LIMIT)
+        records: Any = self.object_list
+        count: int = records[:LIMIT].count()
+        return count
 
 
 class RecordAdmin(ReadOnly):
@@ -124,8 +115,8 @@ class MessageList(ChangeList):
     """
 
     root_queryset: Any
-    ids: list[int] | None = None
-    """The messages to list, if finding them takes more than one read of an index."""
+    ids: Sequence[int]
+    """The messages on all pages, in their order."""
     looked_through_all = True
     """Whether all messages were considered in finding `ids`."""
 
@@ -188,12 +179,10 @@ class MessageList(ChangeList):
             if fields:
                 found = {pk: values for pk, *values in self._by_id(due.ids).values_list("pk", *fields)}
                 self.ids = [pk for pk in due.ids if pk in found and self._matches(found[pk])]
-        elif fields:
+        else:
             rows = list(queryset.values_list("pk", *fields)[: LIMIT + 1])
             self.looked_through_all = len(rows) <= LIMIT
             self.ids = [pk for pk, *values in rows[:LIMIT] if self._matches(values)]
-        else:
-            return queryset.defer("payload", "headers")
         return self._by_id(self.ids)
 
     @cached_property
@@ -203,30 +192,13 @@ class MessageList(ChangeList):
     def _matches(self, values: Any) -> bool:
         return all(wanted.matches(value) for wanted, value in zip(self.wanted, values, strict=True))
 
-    @cached_property
-    def suggestions(self) -> dict[str, list[str]]:
-        """The types and error classes of the first `SUGGESTED` messages of the state, in alphabetical order."""
-        if self.state == Status.PENDING:
-            messages: Any = self._by_id(self.due.ids[:SUGGESTED])
-        else:
-            messages = in_state(self.root_queryset, self.state).order_by(*ORDER[self.state])
-        rows = set(messages.values_list("type", "error_class")[:SUGGESTED])
-        return {
-            CauseFilter.parameter_name: [],
-            "type": sorted({type for type, _ in rows}),
-            "error_class": sorted({error_class for _, error_class in rows} - {""}),
-        }
-
     def get_results(self, request: HttpRequest) -> None:
-        self.paginator = BoundedPaginator(self.queryset if self.ids is None else self.ids, self.list_per_page)
+        self.paginator = Paginator(self.ids, self.list_per_page)
         page = self.paginator.get_page(self.page_num)
         self.page_num = page.number
-        if self.ids is None:
-            self.result_list = page.object_list
-        else:
-            # Messages may have been deleted since.
-            found = {message.pk: message for message in self._by_id(page.object_list)}
-            self.result_list = [found[pk] for pk in page.object_list if pk in found]
+        # Messages may have been deleted since.
+        found = {message.pk: message for message in self._by_id(page.object_list)}
+        self.result_list = [found[pk] for pk in page.object_list if pk in found]
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.can_show_all = self.show_full_result_count = False
@@ -249,13 +221,13 @@ class MessageList(ChangeList):
 
     @property
     def _more(self) -> bool:
-        return self.paginator.more or not (self.looked_through_all or self.wanted or self.query)
+        return not (self.looked_through_all or self.wanted or self.query)
 
     @property
     def note(self) -> str:
         """The limit of the list or of the search, if it has been reached; otherwise empty."""
         limit = number_format(LIMIT, force_grouping=True)
-        if self.looked_through_all and not self._more:
+        if self.looked_through_all:
             return ""
         if self.query:
             text = _(

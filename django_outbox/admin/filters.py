@@ -141,7 +141,7 @@ class FieldFilter(admin.ListFilter):
 
 
 class TypedFilter(FieldFilter):
-    """A text box with suggestions: choices for all existing values would read the whole table."""
+    """A text box: choices for all existing values would read the whole table."""
 
     parameter_name: str
     any_value: Any
@@ -158,7 +158,6 @@ class TypedFilter(FieldFilter):
         yield {
             "hidden": hidden_fields(changelist, self.parameter_name),
             "clear": changelist.get_query_string(remove=[self.parameter_name]),
-            "suggestions": changelist.suggestions[self.parameter_name],
         }
 
 
@@ -175,7 +174,7 @@ class TypeFilter(TypedFilter):
 
 
 class ErrorClassFilter(TypedFilter):
-    """Failed messages by a part of their error class, whatever its case unless an upper-case letter is given."""
+    """Failed messages by a part of their error class, whatever its case."""
 
     title = OutboxMessage._meta.get_field("error_class").verbose_name
     parameter_name = "error_class"
@@ -192,8 +191,7 @@ class ErrorClassFilter(TypedFilter):
     def wanted(self) -> Wanted | None:
         if not (self.value and self.of_failed):
             return None
-        is_lower = self.value == self.value.lower()
-        return Wanted("error_class", wildcard(self.value, re.IGNORECASE if is_lower else 0).search)
+        return Wanted("error_class", wildcard(self.value, re.IGNORECASE).search)
 
 
 class CauseFilter(TypedFilter):

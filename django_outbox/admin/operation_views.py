@@ -37,7 +37,7 @@ PERMISSION = "django_outbox.edit_outboxmessage"
 def _action(operation: Operation) -> Callable[..., HttpResponse | None]:
     """Return an action of the list that asks for confirmation of an operation."""
 
-    @admin.action(description=operation.action)
+    @admin.action(description=operation.title)
     def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self._confirm(request, operation, list(queryset.values_list("pk", flat=True)[:LIMIT]))
 

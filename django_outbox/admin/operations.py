@@ -54,16 +54,15 @@ LOGGED_GROUPS = 5
 class Operation:
     """An operation on the messages of one state; others are left alone. Its URL is derived from its name.
 
-    `action` is what the list offers for selected messages. The texts `button` and `done` have `%(count)s` for the
-    number of messages. `blocking` and `not_blocking` are its effect on later messages of the keys that its messages
-    block, and do not block.
+    The list offers its `title` for selected messages. The texts `button` and `done` have `%(count)s` for the number of
+    messages. `blocking` and `not_blocking` are its effect on later messages of the keys that its messages block, and do
+    not block.
     """
 
     name: str
     permission: str
     state: Status
     label: Any
-    action: Any
     title: Any
     explanation: Any
     blocking: Any = ""
@@ -80,7 +79,6 @@ REQUEUE = Operation(
     permission="django_outbox.requeue_outboxmessage",
     state=Status.FAILED,
     label=_("Requeue"),
-    action=_("Requeue selected failed messages"),
     title=_("Requeue failed messages"),
     explanation=_(
         "They become due at once with a fresh set of attempts. Do this after the cause of the failure has been fixed."
@@ -104,7 +102,6 @@ DISCARD = Operation(
     permission="django_outbox.discard_outboxmessage",
     state=Status.FAILED,
     label=_("Discard"),
-    action=_("Discard selected failed messages"),
     title=_("Discard failed messages"),
     explanation=lazy(_explain_discard, str)(),
     blocking=_("Messages that wait behind will be delivered."),
@@ -119,7 +116,6 @@ DELIVER_AGAIN = Operation(
     permission="django_outbox.requeue_outboxmessage",
     state=Status.PROCESSED,
     label=_("Deliver again"),
-    action=_("Deliver selected processed messages again"),
     title=_("Deliver processed messages again"),
     explanation=_(
         "Consumers receive them again with the same message ID, and a header that marks the repetition. Consumers that "
@@ -138,7 +134,6 @@ RETRY_NOW = Operation(
     permission="django_outbox.requeue_outboxmessage",
     state=Status.PENDING,
     label=_("Retry now"),
-    action=_("Retry selected pending messages now"),
     title=_("Retry pending messages now"),
     explanation=_("They become due at once, whatever they wait for, and keep their attempts."),
     blocking=_("Earlier messages with the same key are still delivered first."),
@@ -152,7 +147,6 @@ HOLD = Operation(
     permission="django_outbox.hold_outboxmessage",
     state=Status.PENDING,
     label=_("Hold"),
-    action=_("Hold selected pending messages"),
     title=_("Hold pending messages"),
     explanation=_("They are not delivered until someone retries them."),
     blocking=_("Later messages with the same key wait as well."),
@@ -166,7 +160,6 @@ CANCEL = Operation(
     permission="django_outbox.cancel_outboxmessage",
     state=Status.PENDING,
     label=_("Cancel"),
-    action=_("Cancel selected pending messages"),
     title=_("Cancel pending messages"),
     explanation=_("They become failed and are not delivered. They can still be requeued, or discarded for good."),
     blocking=_("Later messages with the same key will be delivered without waiting."),

@@ -10,7 +10,6 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -332,19 +331,3 @@ def test_a_purge_that_is_stopped_while_it_fills_a_file_deletes_nothing(using: st
     assert purge(using=using, is_stopping=is_stopping) == 0
     assert sorted(rows(using)) == ids
     assert files(archive) == []
-
-
-def test_without_an_archive_messages_are_deleted_without_a_copy(using: str, tmp_path: Path):
-    with archiving(tmp_path, outbox={"ARCHIVE": None}):
-        processed(using, 2)
-        failed(using, 2)
-        assert purge(using=using) == 2
-        assert discard(OutboxMessage.objects.using(using).all()) == 2
-    assert files(tmp_path) == []
-
-
-def test_the_age_of_the_purge_applies_to_the_archive(using: str):
-    (older,) = processed(using, 1, days=3)
-    processed(using, 1, days=1)
-    assert purge(using=using, older_than=timedelta(days=2)) == 1
-    assert archived(using) == [older]
