@@ -100,7 +100,6 @@ class Phases:
         dead_letters: the publisher of copies of failed messages.
         refusals: the messages that are not published for now.
         failures: the log of messages that were not delivered.
-        is_careful: whether a row of the next batch may be the cause why one could not be settled.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
@@ -111,7 +110,6 @@ class Phases:
     dead_letters: Publisher | None = None
     refusals: Refusals = field(default_factory=Refusals)
     failures: FailureLog = field(default_factory=FailureLog)
-    is_careful: bool = False
     paused_types: Callable[[], Set[str]] = frozenset
     is_stopping: Callable[[], bool] = lambda: False
 

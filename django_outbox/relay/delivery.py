@@ -52,14 +52,13 @@ class Delivery:
         Raises:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
-        self._phases.is_careful = carefully
         # Before the claim, so that no transaction waits for a connection to the broker.
         if self._prepares and (reason := prepare_publisher(self._publisher)):
             return DeliveryResult(outage=self._phases.outage(reason))
         using = self._state.using
         session = connections[using].connection
         try:
-            return self._run(wanted)
+            return self._run(wanted, carefully=carefully)
         except (DatabaseError, InterfaceError) as error:
             reason, responds = self._explain(error, session)
             if responds and shows_refusal(error):
@@ -104,7 +103,7 @@ class Delivery:
         remedy = get_store(connection).describe_missing_rights(error) if responds else ""
         return close_after_error(connection, error, [*REQUIRED, *limits]) + remedy, responds
 
-    def _run(self, wanted: int) -> DeliveryResult:
+    def _run(self, wanted: int, *, carefully: bool) -> DeliveryResult:
         limiter, budget = self._limiter, self._state.budget
         if limiter is not None:
             if not limiter.look_for_work():
@@ -118,7 +117,7 @@ class Delivery:
             return DeliveryResult(wait=self._state.limits.stop_delay)
         result = DeliveryResult()
         try:
-            result = self._deliverer.deliver(limit)
+            result = self._deliverer.deliver(limit, carefully=carefully)
         except RelayUnavailable as error:
             return DeliveryResult(outage=self._phases.outage(str(error)), looked=True)
         finally:
@@ -151,7 +150,7 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     Args:
         reads_log: whether the source may read the database's log, which takes a moment to begin.
     """
-    alias, settings = publisher.alias, state.settings
+    alias, settings, limits = publisher.alias, state.settings, state.limits
     transactional = isinstance(publisher, TransactionalPublisher)
     table = TableSource(state.using, alias, settings, transactional=transactional, calls=state.database_calls)
     if not table.store.streams:
@@ -160,9 +159,10 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
     log = None
     if reads_log and alias in settings.from_log and not only_from_table:
-        log = LogFollower(table, state.wake_ups.wake)
+        log = LogFollower(table, state.wake_ups.wake, limits)
     streams = alias in settings.streamed
-    return StreamFirst(table, StreamReader(table, streams=streams, only_from_table=only_from_table, log=log))
+    stream = StreamReader(table, streams=streams, only_from_table=only_from_table, log=log, limits=limits)
+    return StreamFirst(table, stream, limits)
 
 
 def require_none_refused(publisher_alias: str, state: RelayState) -> None:

@@ -30,6 +30,19 @@ class Limits(ServiceLimits):
         hang_patience: how long a claim or a settlement may wait for the database before this is reported.
         tenant_interval: time between two looks for new and deleted tenants, and for those that could not be served.
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
+        listed: maximum number of ids that one listing of a stream reads.
+        table_interval: time between two looks at the table of a publisher that has a stream, if the last one found
+            nothing.
+        standby_interval: time between two attempts to take over a stream from another worker, which is fastest if it
+            goes on.
+        follow_pause: how long an open claim waits for the log to bring further messages.
+        follow_time: time after which an open claim is settled although the log brings further messages.
+        log_patience: time after which the log counts as behind, if it has not reached a sample.
+        log_look_interval: time between two samples while the log brings nothing.
+        log_open_interval: time between two attempts to read the log.
+        log_standby_time: time after which a standby worker delivers nevertheless, because the other one may have no
+            broker.
+        log_read_time: time until an idle reader of the log checks whether its feed is closed.
     """
 
     outage_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=3.0, jitter=1.0))
@@ -45,6 +58,16 @@ class Limits(ServiceLimits):
     hang_patience: float = 30.0
     tenant_interval: float = 10.0
     pause_interval: float = 1.0
+    listed: int = 10_000
+    table_interval: float = 0.1
+    standby_interval: float = 1.0
+    follow_pause: float = 0.02
+    follow_time: float = 0.05
+    log_patience: float = 1.0
+    log_look_interval: float = 0.5
+    log_open_interval: float = 5.0
+    log_standby_time: float = 10.0
+    log_read_time: float = 0.2
 
 
 LIMITS = Limits()

@@ -18,7 +18,7 @@ LOG = "log"
 SETTINGS = {"max_prepared_transactions": "10", "wal_sender_timeout": "2s"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def log_server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[PostgreSQL]:
     with Nursery() as nursery:
         server = PostgreSQL(nursery, **SETTINGS)

@@ -1,21 +1,33 @@
-"""The sources of publishers with a stream."""
+"""The sources of publishers with a stream, and a relay's batch from one."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+from django_outbox.brokers import Publisher
 from django_outbox.conf import get_settings
+from django_outbox.relay import Limits
+from django_outbox.relay.batch import DeliveryResult, Phases
+from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, StreamFirst, StreamReader, TableSource
+from tests.support.publishers import ScriptedPublisher
 
 
-def new_source(using: str, *, transactional: bool = False) -> StreamFirst:
+def new_source(using: str, **limits: Any) -> StreamFirst:
     """Return a source of the default publisher, which has a stream."""
-    table = TableSource(using, "default", get_settings(), transactional=transactional)
-    return StreamFirst(table, StreamReader(table, streams=True))
+    table, given = TableSource(using, "default", get_settings()), Limits(**limits)
+    return StreamFirst(table, StreamReader(table, streams=True, limits=given), given)
 
 
 def new_log_source(
-    using: str, wake: Callable[[Iterable[str]], None] = lambda names: None
+    using: str, wake: Callable[[Iterable[str]], None] = lambda names: None, **limits: Any
 ) -> tuple[StreamFirst, LogFollower]:
     """Return the same, with PostgreSQL's log."""
-    table = TableSource(using, "default", get_settings())
-    log = LogFollower(table, wake)
-    return StreamFirst(table, StreamReader(table, streams=True, log=log)), log
+    table, given = TableSource(using, "default", get_settings()), Limits(**limits)
+    log = LogFollower(table, wake, given)
+    return StreamFirst(table, StreamReader(table, streams=True, log=log, limits=given), given), log
+
+
+def deliver(source: StreamFirst, limit: int = 10, publisher: Publisher | None = None) -> DeliveryResult:
+    """Deliver one batch, by default to the scripted publisher."""
+    phases = Phases(publisher or ScriptedPublisher("default"), source, get_settings())
+    return BrokerDeliverer(phases).deliver(limit)

@@ -18,7 +18,6 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue
-from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
@@ -27,9 +26,7 @@ from django_outbox.monitoring import verdicts
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import Phases, Unsettled
-from django_outbox.relay.sending.broker import BrokerDeliverer
-from django_outbox.relay.sources import log, stream
+from django_outbox.relay.batch import Unsettled
 from django_outbox.relay.sources.feed import Feed
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
@@ -38,11 +35,11 @@ from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
 from tests.relay.test_refusals import triggering
 from tests.streams.conftest import LOG, execute, publish
-from tests.streams.sources import new_log_source
+from tests.streams.sources import deliver, new_log_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -63,21 +60,19 @@ def from_log() -> Iterator[None]:
 class Worker:
     """A worker that delivers when the test says so."""
 
-    def __init__(self, using: str = LOG) -> None:
-        self.using = using
+    def __init__(self, **limits: Any) -> None:
         self.woken = threading.Event()
-        self.source, self.log = new_log_source(using, self.wake)
-        self.deliverer = BrokerDeliverer(Phases(ScriptedPublisher("default"), self.source, get_settings()))
+        self.source, self.log = new_log_source(LOG, self.wake, **limits)
 
     def wake(self, names: Iterable[str]) -> None:
         self.woken.set()
 
     def deliver(self, limit: int = 100) -> int:
-        return self.deliverer.deliver(limit).tally.processed
+        return deliver(self.source, limit).tally.processed
 
     def lists(self) -> bool:
         """Deliver, and return whether the database was searched for streamed messages."""
-        with CaptureQueriesContext(connections[self.using]) as queries:
+        with CaptureQueriesContext(connections[LOG]) as queries:
             self.deliver()
         return any("xid >=" in query["sql"] for query in queries.captured_queries)
 
@@ -102,11 +97,11 @@ class Worker:
 
 
 @pytest.fixture
-def new_worker() -> Iterator[Callable[[], Worker]]:
+def new_worker() -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
 
-    def make() -> Worker:
-        workers.append(Worker())
+    def make(**limits: Any) -> Worker:
+        workers.append(Worker(**limits))
         return workers[-1]
 
     yield make
@@ -115,8 +110,9 @@ def new_worker() -> Iterator[Callable[[], Worker]]:
 
 
 @pytest.fixture
-def worker(new_worker: Callable[[], Worker]) -> Worker:
-    return new_worker()
+def worker(new_worker: Callable[..., Worker]) -> Worker:
+    """A worker whose claims are not ended by a slow machine."""
+    return new_worker(follow_time=60.0)
 
 
 INSERT = """
@@ -163,7 +159,7 @@ def test_what_another_relay_has_delivered_is_not_delivered_again(worker: Worker,
     worker.receive()
     other, _ = new_log_source(LOG)
     with closing(other):
-        BrokerDeliverer(Phases(ScriptedPublisher("default"), other, get_settings())).deliver(100)
+        deliver(other, 100)
     assert worker.deliver() == 0
     ids += put(1, LOG, keys=1)
     worker.receive()
@@ -207,9 +203,7 @@ class Arrivals:
 
 
 @pytest.fixture
-def arrivals(worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch) -> Arrivals:
-    # A slow machine must not end the claims of these tests.
-    monkeypatch.setattr(stream, "LONGEST_CLAIM", 60.0)
+def arrivals(worker: Worker, scripted: Script) -> Arrivals:
     worker.follow()
     return Arrivals(worker, scripted)
 
@@ -226,14 +220,19 @@ def test_messages_that_arrive_while_others_are_published_follow_in_the_same_clai
     assert worker.deliver() == 0
 
 
-def test_a_claim_does_not_follow_the_log_for_longer_than_its_limits(
-    arrivals: Arrivals, worker: Worker, monkeypatch: pytest.MonkeyPatch
-):
-    arrivals.events = [arrivals.put] * 3
+def test_a_claim_does_not_follow_the_log_for_longer_than_its_time(new_worker: Callable[..., Worker], scripted: Script):
+    worker = new_worker(follow_time=0.0)
+    worker.follow()
+    arrivals = Arrivals(worker, scripted)
+    arrivals.events = [arrivals.put]
     arrivals.put()
-    assert worker.deliver(2) == 2
-    monkeypatch.setattr(stream, "LONGEST_CLAIM", 0.0)
     assert [worker.deliver(), worker.deliver(), worker.deliver()] == [1, 1, 0]
+
+
+def test_a_claim_that_follows_the_log_is_limited_in_messages(arrivals: Arrivals, worker: Worker):
+    arrivals.events = [arrivals.put] * 2
+    arrivals.put()
+    assert [worker.deliver(2), worker.deliver(), worker.deliver()] == [2, 1, 0]
 
 
 def test_a_claim_that_follows_the_log_is_limited_in_bytes(arrivals: Arrivals, worker: Worker):
@@ -260,7 +259,7 @@ def test_a_message_that_follows_and_is_not_accepted_repeats_no_other(
 
 
 def test_messages_that_follow_together_and_are_not_accepted_stay_in_the_stream(
-    arrivals: Arrivals, worker: Worker, new_worker: Callable[[], Worker], scripted: Script
+    arrivals: Arrivals, worker: Worker, new_worker: Callable[..., Worker], scripted: Script
 ):
     arrivals.events = [lambda: [arrivals.put(), arrivals.put()]]
     arrivals.outcomes = [ACCEPTED, unanswered("silence"), unanswered("silence")]
@@ -301,7 +300,7 @@ def test_a_message_that_follows_does_not_overtake_one_of_its_key_that_waits(
 
 @pytest.mark.parametrize("accepted", [1, 2])
 def test_the_order_in_which_messages_are_accepted_need_not_be_that_of_their_ids(
-    accepted: int, arrivals: Arrivals, worker: Worker, new_worker: Callable[[], Worker], scripted: Script
+    accepted: int, arrivals: Arrivals, worker: Worker, new_worker: Callable[..., Worker], scripted: Script
 ):
     with open_transaction(LOG) as cursor:
         late = insert(cursor)
@@ -540,10 +539,10 @@ def test_more_messages_than_are_kept_are_read_from_the_table(worker: Worker, scr
 
 @pytest.mark.parametrize("end", ["too many messages", "connection lost"])
 def test_a_log_that_ends_during_a_claim_passes_no_message(
-    end: str, worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch
+    end: str, new_worker: Callable[..., Worker], scripted: Script, monkeypatch: pytest.MonkeyPatch
 ):
     """What it had brought is forgotten, and a sample that was taken before must not be added to the position."""
-    monkeypatch.setattr(log, "LOOK_INTERVAL", 0.0)
+    worker = new_worker(log_look_interval=0.0)
     worker.follow()
     feed = worker.log._feed
     assert feed is not None
@@ -599,9 +598,10 @@ def test_transactions_without_messages_do_not_pile_up_in_the_position(worker: Wo
     assert len(passed.split(",")) < 10
 
 
-def test_a_log_that_is_behind_is_not_waited_for(worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log, "PATIENCE", 0.05)
-    monkeypatch.setattr(log, "LOOK_INTERVAL", 0.0)
+def test_a_log_that_is_behind_is_not_waited_for(
+    new_worker: Callable[..., Worker], scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    worker = new_worker(log_patience=0.05, log_look_interval=0.0)
     worker.follow()
 
     def read_nothing(self: LogReader, *_: object) -> list[Any]:
@@ -619,7 +619,7 @@ def test_a_log_that_is_behind_is_not_waited_for(worker: Worker, scripted: Script
 
 
 def test_one_worker_reads_the_log_and_another_takes_over_when_it_ends(
-    new_worker: Callable[[], Worker], scripted: Script
+    new_worker: Callable[..., Worker], scripted: Script
 ):
     first, second = new_worker(), new_worker()
     first.follow()
@@ -635,7 +635,7 @@ def test_one_worker_reads_the_log_and_another_takes_over_when_it_ends(
     second.follow()
 
 
-def test_a_worker_that_stands_by_takes_no_wake_up_of_the_one_that_reads_the_log(new_worker: Callable[[], Worker]):
+def test_a_worker_that_stands_by_takes_no_wake_up_of_the_one_that_reads_the_log(new_worker: Callable[..., Worker]):
     first, second = new_worker(), new_worker()
     first.follow()
     second.deliver()
@@ -646,11 +646,9 @@ def test_a_worker_that_stands_by_takes_no_wake_up_of_the_one_that_reads_the_log(
 
 
 def test_a_worker_that_stands_by_delivers_if_the_other_one_does_not(
-    new_worker: Callable[[], Worker], scripted: Script, monkeypatch: pytest.MonkeyPatch
+    new_worker: Callable[..., Worker], scripted: Script
 ):
-    monkeypatch.setattr(log, "STANDBY_TIME", 0.2)
-    monkeypatch.setattr(stream, "STANDBY_INTERVAL", 0.0)
-    first, second = new_worker(), new_worker()
+    first, second = (new_worker(log_standby_time=0.2, standby_interval=0.0) for _ in range(2))
     first.follow()
     ids = put(2, LOG)
     second.deliver_until(lambda: scripted.published() == ids)
@@ -688,9 +686,13 @@ def test_nothing_is_lost_if_another_relay_moves_the_position(worker: Worker, scr
 
 @pytest.mark.parametrize("problem", ["wal_level", "publication"])
 def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
-    problem: str, worker: Worker, scripted: Script, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    problem: str,
+    new_worker: Callable[..., Worker],
+    scripted: Script,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(log, "OPEN_INTERVAL", 0.0)
+    worker = new_worker(log_open_interval=0.0)
     if problem == "publication":
         execute("DROP PUBLICATION django_outbox")
         remedy = SET_UP.format(alias=LOG)

@@ -10,7 +10,8 @@ from django.test import override_settings
 from hypothesis import strategies as st
 
 from django_outbox.relay.batch import Unsettled
-from django_outbox.relay.sources import LogFollower, StreamFirst, feed, log, stream, stream_first
+from django_outbox.relay.sources import LogFollower, StreamFirst
+from django_outbox.relay.sources.feed import Feed
 from tests.streams.conftest import LOG, execute
 from tests.streams.sources import new_log_source
 from tests.streams.test_schedules import (
@@ -37,6 +38,18 @@ END_LOGS = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
 Arrival = tuple[int, str, str]
 """The writer and the key of a message that is committed while others are published, and what is lost then."""
 
+QUICK = {
+    "table_interval": 0.0,
+    "standby_interval": 0.0,
+    "follow_pause": 0.0,
+    "follow_time": 60.0,
+    "log_open_interval": 0.0,
+    "log_standby_time": 0.0,
+    "log_look_interval": 0.001,
+    "log_patience": 0.1,
+    "log_read_time": 0.01,
+}
+
 PUBLISHER = {**OUTBOX["PUBLISHERS"]["default"], "SOURCE": "log"}  # type: ignore[index]
 
 
@@ -46,13 +59,13 @@ class LogSchedule(Schedule):
     using = LOG
     claims: ClassVar[Counter[str]] = Counter()
 
-    def __init__(self) -> None:
+    def __init__(self, listed: int) -> None:
         self.logs: dict[StreamFirst, LogFollower] = {}
-        super().__init__()
+        super().__init__(listed)
         self.read_log(0)
 
     def new_source(self) -> StreamFirst:
-        source, log = new_log_source(LOG)
+        source, log = new_log_source(LOG, listed=self.listed, **QUICK)
         self.logs[source] = log
         return source
 
@@ -109,7 +122,7 @@ class LogSchedule(Schedule):
                 eventually(partial(self._has_brought, found, lsn), "the log brings it")
 
     @staticmethod
-    def _has_brought(found: feed.Feed, lsn: int) -> bool:
+    def _has_brought(found: Feed, lsn: int) -> bool:
         return bool(found.ended) or found.has_reached(lsn)
 
     def log_of(self, relay: int) -> LogFollower:
@@ -147,17 +160,7 @@ LOG_ACTIONS = st.one_of(*[ACTIONS] * 8, *[st.tuples(st.just(LogSchedule.receive)
 
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
-def test_no_schedule_loses_a_message_that_the_log_brings(listed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "LISTED", listed)
-    monkeypatch.setattr(stream_first, "TABLE_INTERVAL", 0.0)
-    monkeypatch.setattr(stream, "STANDBY_INTERVAL", 0.0)
-    monkeypatch.setattr(log, "OPEN_INTERVAL", 0.0)
-    monkeypatch.setattr(log, "STANDBY_TIME", 0.0)
-    monkeypatch.setattr(log, "LOOK_INTERVAL", 0.001)
-    monkeypatch.setattr(log, "PATIENCE", 0.1)
-    monkeypatch.setattr(feed, "READ_TIME", 0.01)
-    monkeypatch.setattr(stream, "LONGEST_PAUSE", 0.0)
-    monkeypatch.setattr(stream, "LONGEST_CLAIM", 60.0)
+def test_no_schedule_loses_a_message_that_the_log_brings(listed: int):
     with override_settings(OUTBOX={**OUTBOX, "PUBLISHERS": {"default": PUBLISHER}}):
-        explore(LogSchedule, LOG_ACTIONS)
+        explore(partial(LogSchedule, listed), LOG_ACTIONS)
     assert LogSchedule.claims["log"] > 0.2 * LogSchedule.claims["table"]

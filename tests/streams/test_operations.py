@@ -19,16 +19,12 @@ from django.test import Client
 from django_outbox import OutboxMessage
 from django_outbox.admin import locking
 from django_outbox.admin.operations import CANCEL, DELIVER_AGAIN, HOLD, RETRY_NOW, Operation, apply, find_targets
-from django_outbox.conf import get_settings
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import Phases
-from django_outbox.relay.sending.broker import BrokerDeliverer
-from django_outbox.relay.sources import StreamFirst, stream
 from tests.conftest import ALIASES
-from tests.streams.sources import new_source
+from tests.streams.sources import deliver, new_source
 from tests.support.admin.tools import CHANGELIST, url
 from tests.support.messages import ago, put, rows
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -49,10 +45,6 @@ def the(*ids: int) -> OutboxMessageQuerySet:
     return OutboxMessageQuerySet(OutboxMessage, using=PG).filter(pk__in=ids)
 
 
-def source() -> StreamFirst:
-    return new_source(PG)
-
-
 def test_a_held_message_blocks_its_key_until_it_is_released(scripted: Script):
     drain()
     ids = put(6, PG, keys=2)
@@ -70,7 +62,7 @@ def test_a_message_that_is_released_before_its_turn_waits_for_the_earlier_ones_o
     ids = put(4, PG, keys=1)
     assert the(ids[2]).hold() == 1
     assert the(ids[2]).retry_now() == 1
-    relay = source()
+    relay = new_source(PG)
     # The stream is not read yet, as behind a backlog.
     relay.stream.next_look, relay.stream.passed = float("inf"), StreamPosition.objects.using(PG).get().passed
     with relay.claim(10) as claim:
@@ -92,10 +84,9 @@ def test_a_cancelled_message_fails_and_its_key_goes_on(scripted: Script):
 
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["within a page", "all at once"])
-def test_delivered_messages_are_left_alone(listed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "LISTED", listed)
+def test_delivered_messages_are_left_alone(listed: int):
     ids = put(5, PG)
-    BrokerDeliverer(Phases(ScriptedPublisher("default"), source(), get_settings())).deliver(2)
+    deliver(new_source(PG, listed=listed), 2)
     assert bool(StreamPosition.objects.using(PG).get().page)
     assert the(*ids).hold() == 3
     assert [id for id, row in rows(PG).items() if row["available_at"] == HELD_BY_OPERATOR] == ids[2:]
@@ -170,10 +161,7 @@ def delivering() -> Iterator[threading.Event]:
             assert go_on.wait(60)
             return super().publish(messages)
 
-    def deliver() -> None:
-        BrokerDeliverer(Phases(Slow("default"), source(), get_settings())).deliver(2000)
-
-    with in_thread(deliver):
+    with in_thread(lambda: deliver(new_source(PG), 2000, Slow("default"))):
         assert claimed.wait(60)
         try:
             yield go_on
@@ -229,9 +217,9 @@ def test_a_message_is_either_delivered_or_held_while_relays_and_operators_run(sc
                 time.sleep(0.005)
                 return super().publish(messages)
 
-        own, publisher = source(), Slow("default")
+        own, publisher = new_source(PG), Slow("default")
         while not left.is_set():
-            BrokerDeliverer(Phases(publisher, own, get_settings())).deliver(15)
+            deliver(own, 15, publisher)
 
     held: set[int] = set()
     chosen = random.Random(7).sample(ids, 120)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -366,17 +367,15 @@ def reads_log() -> bool:
 
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("removed_for", ["a moment", "a while"])
-def test_nothing_is_lost_or_reordered_if_it_is_removed_while_a_relay_reads_the_log(
-    removed_for: str, scripted: Script, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("django_outbox.relay.sources.log.OPEN_INTERVAL", 0.1)
+def test_nothing_is_lost_or_reordered_if_it_is_removed_while_a_relay_reads_the_log(removed_for: str, scripted: Script):
     ids: list[int] = []
 
     def delivers_more() -> None:
         wanted = len(ids) + 50
         eventually(lambda: len(scripted.published()) >= wanted)
 
-    with relays_in_threads(using=LOG, workers=2, limits=QUICK) as start:
+    limits = replace(QUICK, log_open_interval=0.1)
+    with relays_in_threads(using=LOG, workers=2, limits=limits) as start:
         start()
         eventually(reads_log)
         with writing(ids):

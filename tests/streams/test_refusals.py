@@ -22,8 +22,7 @@ from django_outbox.monitoring.figures import Level
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.delivery import Delivery
-from django_outbox.relay.sources import stream
-from django_outbox.relay.sources.stream_first import TABLE_INTERVAL
+from django_outbox.relay.limits import LIMITS
 from django_outbox.retry import Backoff
 from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES
@@ -123,7 +122,7 @@ def deliver_all(delivery: Delivery) -> None:
     """Deliver by so many claims that 20,000 messages are moved, and that the table is looked at several times."""
     for _ in range(30):
         delivery.run(2000)
-        time.sleep(TABLE_INTERVAL / 10)
+        time.sleep(LIMITS.table_interval / 10)
 
 
 @contextmanager
@@ -223,14 +222,13 @@ def test_several_refused_rows_stop_no_other(count: int, scripted: Script):
     assert max(Counter(scripted.published()).values()) <= 2
 
 
-def test_more_refused_rows_than_a_listing_reads_stop_no_other(monkeypatch: pytest.MonkeyPatch, scripted: Script):
-    monkeypatch.setattr(stream, "LISTED", 4)
+def test_more_refused_rows_than_a_listing_reads_stop_no_other(scripted: Script):
     ids: list[int] = []
     scripted.answer = lambda message: rejected("wrong") if message.id in ids[3:9] else ACCEPTED
     ids += put(12, PG)
     with (
         refusing(PG, f"OLD.id BETWEEN {ids[3]} AND {ids[8]}"),
-        relays_in_threads(using=PG, limits=QUICK) as start,
+        relays_in_threads(using=PG, limits=replace(QUICK, listed=4)) as start,
     ):
         start()
         require([*ids[:3], *ids[9:]])
@@ -354,12 +352,10 @@ def test_a_position_that_cannot_move_is_an_outage_and_no_endless_repetition(body
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_relays_that_take_turns_keep_the_order_of_refused_keys(
-    seed: int, monkeypatch: pytest.MonkeyPatch, scripted: Script
-):
+def test_relays_that_take_turns_keep_the_order_of_refused_keys(seed: int, scripted: Script):
     """Each one may begin anew, without what it knew of the refusals."""
     choose = random.Random(seed)
-    monkeypatch.setattr(stream, "LISTED", choose.choice([4, 10_000]))
+    listed = choose.choice([4, 10_000])
     refused = {"is": True}
     accepted: list[int] = []
 
@@ -376,7 +372,7 @@ def test_relays_that_take_turns_keep_the_order_of_refused_keys(
 
         def begin() -> Delivery:
             relay = stack.enter_context(Relay(using=PG, limits=limits))
-            return Delivery(relay.publishers[0], new_source(PG), relay._state)
+            return Delivery(relay.publishers[0], new_source(PG, listed=listed), relay._state)
 
         def step() -> None:
             number = choose.randrange(3)

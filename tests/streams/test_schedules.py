@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,15 +16,12 @@ from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage
 from django_outbox.brokers import Publisher
-from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, StreamPosition
-from django_outbox.relay.batch import Phases
-from django_outbox.relay.sending.broker import BrokerDeliverer
-from django_outbox.relay.sources import StreamFirst, stream
+from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
-from tests.streams.sources import new_source
+from tests.streams.sources import deliver, new_source
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -97,7 +95,8 @@ class Schedule:
 
     using = USING
 
-    def __init__(self) -> None:
+    def __init__(self, listed: int = 10_000) -> None:
+        self.listed = listed
         OutboxMessage.objects.using(self.using).all().delete()
         StreamPosition.objects.using(self.using).all().delete()
         options = connections[self.using].get_connection_params()
@@ -109,7 +108,7 @@ class Schedule:
         self.count = 0
 
     def new_source(self) -> StreamFirst:
-        return new_source(self.using)
+        return new_source(self.using, listed=self.listed)
 
     def finish(self) -> None:
         """Commit and deliver everything, and look whether each message was delivered."""
@@ -157,7 +156,7 @@ class Schedule:
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         self.broker.outcomes = iter(outcomes)
-        BrokerDeliverer(Phases(self.broker, self.sources[relay], get_settings())).deliver(limit)
+        deliver(self.sources[relay], limit, self.broker)
         assert not self.broker.overtaken
 
     def hold(self, nth: int) -> None:
@@ -212,10 +211,9 @@ ACTIONS = st.one_of(
 
 
 @pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
-def test_no_schedule_loses_a_message_or_breaks_the_order_of_a_key(listed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "LISTED", listed)
+def test_no_schedule_loses_a_message_or_breaks_the_order_of_a_key(listed: int):
     with override_settings(OUTBOX=OUTBOX):
-        explore(Schedule, ACTIONS)
+        explore(partial(Schedule, listed), ACTIONS)
 
 
 def explore(new_schedule: Callable[[], Schedule], actions: st.SearchStrategy[Any]) -> None:

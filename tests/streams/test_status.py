@@ -15,23 +15,19 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import enqueue
 from django_outbox.admin import overview_page
-from django_outbox.conf import get_settings
 from django_outbox.models import Heartbeat, StreamPosition
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay.batch import Phases
-from django_outbox.relay.sending.broker import BrokerDeliverer
-from django_outbox.relay.sources import stream
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES
-from tests.streams.sources import new_source
+from tests.streams.sources import deliver, new_source
 from tests.support import databases
 from tests.support.databases import statements
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED
 
 pytest_plugins = ["tests.support.monitoring_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -57,12 +53,6 @@ def report(*names: str) -> None:
         )
 
 
-def deliver(number: int, *, limit: int = 10) -> None:
-    put(number, PG)
-    source = new_source(PG)
-    BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings())).deliver(limit)
-
-
 @pytest.fixture
 def open_transaction() -> Iterator[OpenTransaction]:
     """A transaction that has written something and stays open."""
@@ -76,7 +66,8 @@ def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
     report(name_process(), STANDBY)
     (stream,) = read_status(PG).streams
     assert (stream.relay, stream.owned, set(stream.standbys)) == ("", False, {STANDBY, name_process()})
-    deliver(3)
+    put(3, PG)
+    deliver(new_source(PG))
     put(2, PG)
     (stream,) = read_status(PG).streams
     assert (stream.relay, stream.owned, stream.standbys) == (name_process(), True, (STANDBY,))
@@ -88,9 +79,9 @@ def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
     assert (stream.relay, stream.owned, stream.standbys) == (name_process(), False, (STANDBY,))
 
 
-def test_messages_that_are_newer_than_a_page_in_progress_count_as_well(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "LISTED", 2)
-    deliver(5, limit=2)
+def test_messages_that_are_newer_than_a_page_in_progress_count_as_well():
+    put(5, PG)
+    deliver(new_source(PG, listed=2), 2)
     assert StreamPosition.objects.using(PG).get().page
     put(2, PG)
     result = read_status(PG)
@@ -109,7 +100,8 @@ def test_the_oldest_open_transaction_is_named_with_its_process(open_transaction:
 
 
 def test_a_stream_costs_the_status_five_statements_more():
-    deliver(3)
+    put(3, PG)
+    deliver(new_source(PG))
     put(2, PG)
     with CaptureQueriesContext(connections[PG]) as with_stream:
         read_status(PG)
@@ -127,7 +119,8 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     open_transaction: OpenTransaction, monkeypatch: pytest.MonkeyPatch
 ):
     report(name_process(), STANDBY)
-    deliver(3)
+    put(3, PG)
+    deliver(new_source(PG))
     put(2, PG)
     out = io.StringIO()
     with suppress(SystemExit):

@@ -13,26 +13,22 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import Phases
-from django_outbox.relay.sending.broker import BrokerDeliverer
-from django_outbox.relay.sources import StreamFirst, stream, stream_first
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
 from django_outbox.stores.pausing import pause, resume
 from django_outbox.stores.stream import StoredPosition
 from tests.conftest import ALIASES
-from tests.streams.sources import new_source
+from tests.streams.sources import deliver, new_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
@@ -75,18 +71,14 @@ def test_delivered_messages_keep_their_rows(keys: int, scripted: Script):
     assert drain() == 0
 
 
-def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(
-    monkeypatch: pytest.MonkeyPatch, scripted: Script
-):
-    monkeypatch.setattr(stream_first, "TABLE_INTERVAL", 1000.0)
-    source = new_source(PG)
-    deliverer = BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings()))
+def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(scripted: Script):
+    source = new_source(PG, table_interval=1000.0)
     for number in (1, 0):
         put(number, PG)
-        deliverer.deliver(10)
+        deliver(source)
     put(4, PG)
     with CaptureQueriesContext(connections[PG]) as queries:
-        deliverer.deliver(10)
+        deliver(source)
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT", "SELECT", "UPDATE"]
     assert len(scripted.published()) == 5
 
@@ -156,15 +148,11 @@ def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_
         assert [message.id for message in claim.messages] == [written]
 
 
-def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
-    monkeypatch: pytest.MonkeyPatch, scripted: Script
-):
-    monkeypatch.setattr(stream, "LISTED", 2)
-    source = new_source(PG)
-    deliverer = BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings()))
+def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(scripted: Script):
+    source = new_source(PG, listed=2)
     with open_transaction(PG) as other:
         ids = put(1, PG)
-        deliverer.deliver(2)
+        deliver(source, 2)
         ids += put(4, PG)
         other.execute(
             """
@@ -176,11 +164,11 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
             """
         )
         late = other.fetchone()[0]
-        deliverer.deliver(2)
+        deliver(source, 2)
         assert scripted.published() == ids[:3]
         other.connection.commit()
     for _ in range(10):
-        deliverer.deliver(2)
+        deliver(source, 2)
     assert scripted.published() == [*ids, late]
 
 
@@ -328,10 +316,9 @@ def test_a_claim_of_nothing_is_empty():
     assert drain() == 3
 
 
-def test_figures_are_right_while_a_page_is_delivered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "LISTED", 4)
+def test_figures_are_right_while_a_page_is_delivered():
     ids = put(20, PG)
-    source = new_source(PG)
+    source = new_source(PG, listed=4)
     for _ in range(3):
         deliver(source, 2)
     assert StreamPosition.objects.using(PG).get().page
@@ -382,10 +369,6 @@ def test_a_purge_before_the_first_relay_deletes_nothing_that_a_restored_backup_h
     put(3, PG)
     purge(using=PG, older_than=datetime.timedelta(0))
     assert OutboxMessage.objects.using(PG).count() == 4
-
-
-def deliver(source: StreamFirst, limit: int = 10) -> None:
-    BrokerDeliverer(Phases(ScriptedPublisher("default"), source, get_settings())).deliver(limit)
 
 
 @contextmanager

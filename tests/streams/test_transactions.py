@@ -10,17 +10,14 @@ from django.db import IntegrityError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.conf import get_settings
 from django_outbox.models import Status, StreamPosition
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import Phases
-from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
-from tests.streams.sources import new_source
+from tests.streams.sources import deliver, new_source
 from tests.support.messages import put, write
 from tests.support.pgbouncer import behind_pgbouncer
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -107,11 +104,6 @@ def worker() -> StreamFirst:
     return new_source(PG)
 
 
-@pytest.fixture
-def deliverer(worker: StreamFirst, scripted: Script) -> BrokerDeliverer:
-    return BrokerDeliverer(Phases(ScriptedPublisher("default"), worker, get_settings()))
-
-
 def lose_transaction(first: int, second: int) -> None:
     """Give a message the number of an earlier one's transaction, which did not reach the disk before a crash."""
     xid = OutboxMessage.objects.using(PG).get(pk=first).xid
@@ -119,10 +111,8 @@ def lose_transaction(first: int, second: int) -> None:
 
 
 @pytest.mark.parametrize("end", ["the session", "the claim"])
-def test_no_snapshot_from_before_a_crash_is_used_after_it(
-    end: str, worker: StreamFirst, deliverer: BrokerDeliverer, scripted: Script
-):
-    deliverer.deliver(10)
+def test_no_snapshot_from_before_a_crash_is_used_after_it(end: str, worker: StreamFirst, scripted: Script):
+    deliver(worker)
     (first,) = write(PG, 1)
     with suppress(ConnectionError), worker.claim(10) as claim:
         assert [message.id for message in claim.messages] == [first]
@@ -133,7 +123,7 @@ def test_no_snapshot_from_before_a_crash_is_used_after_it(
     (second,) = write(PG, 1)
     lose_transaction(first, second)
     for _ in range(2):
-        deliverer.deliver(10)
+        deliver(worker)
     assert scripted.published() == [first, second]
 
 
@@ -155,9 +145,9 @@ class TestBehindPgBouncer:
             yield end_all
 
     def test_no_snapshot_from_before_a_crash_is_used_after_it(
-        self, crash: Callable[[], None], worker: StreamFirst, deliverer: BrokerDeliverer, scripted: Script
+        self, crash: Callable[[], None], worker: StreamFirst, scripted: Script
     ):
-        deliverer.deliver(10)
+        deliver(worker)
         (first,) = write(PG, 1)
         with worker.claim(10) as claim:
             assert [message.id for message in claim.messages] == [first]
@@ -166,20 +156,20 @@ class TestBehindPgBouncer:
         lose_transaction(first, second)
         crash()
         for _ in range(2):
-            deliverer.deliver(10)
+            deliver(worker)
         assert scripted.published() == [first, second]
         assert connections[PG].connection is session
 
     def test_no_message_of_the_table_overtakes_its_key_after_a_crash(
-        self, crash: Callable[[], None], worker: StreamFirst, deliverer: BrokerDeliverer, scripted: Script
+        self, crash: Callable[[], None], worker: StreamFirst, scripted: Script
     ):
-        deliverer.deliver(10)
+        deliver(worker)
         positions = StreamPosition.objects.using(PG)
         (stored,) = positions.values("passed", "page", "page_start", "page_end")
         (first,) = write(PG, 1, key="k")
-        deliverer.deliver(10)
+        deliver(worker)
         write(PG, 1)
-        deliverer.deliver(10)
+        deliver(worker)
         scripted.reset()
         (second,) = write(PG, 1, key="k")
         (third,) = write(PG, 1, key="k", delay=0.001)
@@ -190,5 +180,5 @@ class TestBehindPgBouncer:
         positions.update(**stored)
         crash()
         worker.sweep_next()
-        eventually(lambda: deliverer.deliver(10).tally.processed and len(scripted.published()) == 2)
+        eventually(lambda: deliver(worker).tally.processed and len(scripted.published()) == 2)
         assert scripted.published() == [second, third]

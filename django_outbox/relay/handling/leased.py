@@ -49,8 +49,8 @@ class LeasedDeliverer:
         self._publisher = publisher
         self._savepoints = Savepoints(phases, publisher)
 
-    def deliver(self, limit: int) -> DeliveryResult:
-        """Deliver a message. Raises what `Phases.claim` raises."""
+    def deliver(self, limit: int, *, carefully: bool = False) -> DeliveryResult:
+        """Deliver a message, carefully in any case. Raises what `Phases.claim` raises."""
         source = self._phases.source
         refresh_other_connections(source.using)
         passed_over, refused = 0, 0

@@ -16,14 +16,18 @@ class BrokerDeliverer:
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
 
-    def deliver(self, limit: int) -> DeliveryResult:
-        """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
+    def deliver(self, limit: int, *, carefully: bool = False) -> DeliveryResult:
+        """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises.
+
+        Args:
+            carefully: whether one of its rows may be the cause why another batch could not be settled.
+        """
         with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
             if batch.rows:
                 decisions = self._publish(batch, batch.messages)
                 while decisions.accepts_all and (arrived := batch.follow(limit)):
                     decisions = decisions.followed_by(self._publish(batch, arrived))
-                batch.settle(decisions, carefully=self._phases.is_careful)
+                batch.settle(decisions, carefully=carefully)
         return batch.result
 
     def _publish(self, batch: Batch, messages: Sequence[Message]) -> Decisions:

@@ -12,9 +12,6 @@ from django_outbox.utils.text import describe
 if TYPE_CHECKING:
     from django_outbox.stores.replication import LogReader, Transaction
 
-READ_TIME = 0.2
-"""Seconds until an idle reader checks whether the feed is closed."""
-
 VISIBLE_SOON = 0.02
 """Seconds within which a transaction becomes visible after it is in the log, except with a synchronous standby."""
 
@@ -32,6 +29,7 @@ class Feed:
         table: the OID of the table of messages.
         max_bytes: maximum memory of the messages that wait; with more, the feed ends.
         wake: is called when transactions have arrived, and when the feed ends.
+        read_time: seconds until an idle reader checks whether the feed is closed.
 
     Attributes:
         server: the identifier and the timeline of the server.
@@ -47,12 +45,13 @@ class Feed:
         table: int,
         max_bytes: int,
         wake: Callable[[], None],
+        read_time: float,
     ) -> None:
         self.server = ("", 0)
         self.is_live = False
         self.ended = ""
         self.arrived = 0
-        self._max_bytes, self._wake = max_bytes, wake
+        self._max_bytes, self._wake, self._read_time = max_bytes, wake, read_time
         self._lock = threading.Lock()
         self._has_arrived = threading.Condition(self._lock)
         self._waiting: deque[Transaction] = deque()
@@ -67,7 +66,7 @@ class Feed:
     def close(self) -> None:
         """End the thread, and wait a moment for its end."""
         self._closing.set()
-        self._thread.join(5 * READ_TIME)
+        self._thread.join(5 * self._read_time)
 
     @property
     def is_fresh(self) -> bool:
@@ -131,7 +130,7 @@ class Feed:
                 self.is_live = True
                 self._wake()
                 while not self._closing.is_set():
-                    self._add(reader.read(READ_TIME, self._max_bytes), reader)
+                    self._add(reader.read(self._read_time, self._max_bytes), reader)
             finally:
                 reader.close()
         except SlotInUse:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from django_outbox.db.snapshots import Snapshot
 from django_outbox.messages import Message
+from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -42,20 +43,8 @@ if TYPE_CHECKING:
 MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""
 
-PATIENCE = 1.0
-"""Seconds after which the log counts as behind, if it has not reached a sample."""
-
 GIVE_UP = 10.0
 """Seconds until the log is read again from the start, if it has not reached a sample."""
-
-LOOK_INTERVAL = 0.5
-"""Seconds between two samples while the log brings nothing."""
-
-OPEN_INTERVAL = 5.0
-"""Seconds between two attempts to read the log."""
-
-STANDBY_TIME = 10.0
-"""Seconds after which a standby worker delivers nevertheless, because the other one may have no broker."""
 
 
 class Sample(NamedTuple):
@@ -117,9 +106,10 @@ class LogFollower:
         wake: wakes workers by the names of their wake-ups.
     """
 
-    def __init__(self, table: TableSource, wake: Callable[[Iterable[str]], None]) -> None:
+    def __init__(self, table: TableSource, wake: Callable[[Iterable[str]], None], limits: Limits = LIMITS) -> None:
         self._table = table
         self._wake = wake
+        self._limits = limits
         self._feed: Feed | None = None
         self._start: int | None = None
         self._seen: Snapshot | None = None
@@ -236,7 +226,7 @@ class LogFollower:
         sampled = self._add_sample(feed, passed.adding(xids), inspection, has_more=bool(ready))
         if sampled is None:
             return None
-        self._look_at = time.monotonic() + LOOK_INTERVAL
+        self._look_at = time.monotonic() + self._limits.log_look_interval
         takes_all = complete and len(ready) == len(batch)
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
         messages.sort(key=lambda message: message.id)
@@ -284,14 +274,14 @@ class LogFollower:
             self._sample = None
             return passed.union(sample.visible)
         has_reached = feed.has_reached(sample.lsn)
-        if now < sample.at + PATIENCE or (has_reached and has_more):
+        if now < sample.at + self._limits.log_patience or (has_reached and has_more):
             return passed
         if not has_reached and now > sample.at + GIVE_UP:
             self._close_feed(f"it is more than {GIVE_UP:g} s behind")
         return None
 
     def _open_feed(self) -> None:
-        self._open_at = time.monotonic() + OPEN_INTERVAL
+        self._open_at = time.monotonic() + self._limits.log_open_interval
         publication = find_publication(self._store)
         if publication.missing:
             remedy = SET_UP.format(alias=self._table.using)
@@ -309,6 +299,7 @@ class LogFollower:
             table=table,
             max_bytes=2 * self._table.settings.batch_bytes,
             wake=partial(self._wake, [self._name]),
+            read_time=self._limits.log_read_time,
         )
 
     def _close_feed(self, reason: str) -> None:
@@ -322,7 +313,7 @@ class LogFollower:
             self._report(reason)
 
     def _stand_by(self) -> None:
-        self._stands_by_until = time.monotonic() + STANDBY_TIME
+        self._stands_by_until = time.monotonic() + self._limits.log_standby_time
 
     def _report(self, reason: str) -> None:
         """Log once that the log is not read, and why, or that it is."""

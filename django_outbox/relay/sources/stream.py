@@ -18,6 +18,7 @@ from typing import cast
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import Message
+from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.sources.log import Brought, LogFollower
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement
@@ -28,23 +29,11 @@ from django_outbox.utils.logs import logger
 from django_outbox.utils.process import name_process
 from django_outbox.utils.text import describe
 
-LISTED = 10_000
-"""Maximum number of ids that one listing reads."""
-
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
 
-STANDBY_INTERVAL = 1.0
-"""Seconds between two attempts to take over a stream from another worker, which is fastest if it goes on."""
-
 RECOVERED = 5000
 """Maximum number of messages that one transaction moves to the table after a restore."""
-
-LONGEST_PAUSE = 0.02
-"""Seconds for which an open claim waits for the log to bring further messages."""
-
-LONGEST_CLAIM = 0.05
-"""Seconds after which an open claim is settled although the log brings further messages."""
 
 CHECK_INTERVAL = 10.0
 """Seconds between two looks for a subscription that writes messages of another server."""
@@ -100,7 +89,13 @@ class StreamReader:
     """
 
     def __init__(
-        self, table: TableSource, *, streams: bool, only_from_table: bool = False, log: LogFollower | None = None
+        self,
+        table: TableSource,
+        *,
+        streams: bool,
+        only_from_table: bool = False,
+        log: LogFollower | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self.passed = ""
         self.next_look = 0.0
@@ -113,6 +108,7 @@ class StreamReader:
         self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
+        self._limits = limits
         self._position = StoredPosition()  # as it was last
         self._has_position = False
         self._stands_by = False  # another worker had the position
@@ -150,7 +146,7 @@ class StreamReader:
     def follow(self, claim: Claim, limit: int) -> Claim:
         """Return an open claim with what the log has brought since, up to `limit` messages, all others being accepted.
 
-        While the log brings something within `LONGEST_PAUSE`, up to `LONGEST_CLAIM`, the position stays locked, and is
+        While the log brings something within `follow_pause`, up to `follow_time`, the position stays locked, and is
         stored once for all of it.
         """
         log, count = self._log, len(claim.messages)
@@ -159,7 +155,7 @@ class StreamReader:
                 # They go to the table when the claim is settled, so a later one of their keys would not see them there.
                 break
             seconds = self._follows_until - time.monotonic()
-            if seconds < 0 or not (self.goes_on or log.wait(min(seconds, LONGEST_PAUSE))):
+            if seconds < 0 or not (self.goes_on or log.wait(min(seconds, self._limits.follow_pause))):
                 break
             arrived = log.find_behind(Snapshot.read(claim.mark.listing.page), limit - count, self._room)
             if arrived is None:
@@ -199,7 +195,7 @@ class StreamReader:
     def longest_wait(self) -> float:
         """The seconds that an idle worker may wait for a wake-up."""
         # Nothing else would show that the worker that reads the log has ended.
-        return STANDBY_INTERVAL if self._log is not None and self._log.stands_by else math.inf
+        return self._limits.standby_interval if self._log is not None and self._log.stands_by else math.inf
 
     def close(self) -> None:
         if self._log is not None:
@@ -267,7 +263,7 @@ class StreamReader:
             if brought is None:
                 return None
             stack.push(opened.pop_all())
-            self._follows_until = time.monotonic() + LONGEST_CLAIM
+            self._follows_until = time.monotonic() + self._limits.follow_time
             self._room = table.settings.batch_bytes - arrived.size
             return self._take(stream, position, brought)
 
@@ -300,7 +296,7 @@ class StreamReader:
     def _lock(self, stream: Stream) -> StoredPosition | None:
         """Lock the position; return None if another worker has it, or if there is no stream."""
         if self._log is not None and self._log.make_way():
-            self._leave_to_other(stream, STANDBY_INTERVAL)
+            self._leave_to_other(stream, self._limits.standby_interval)
             return None
         if not self._has_position and not self._find_or_create_position(stream):
             self.has_nothing = True
@@ -310,7 +306,8 @@ class StreamReader:
         if position is None:
             # Once, another worker may only have looked; and one that has the position will soon stand by for the log.
             is_read = self._log is not None and self._log.is_open
-            self._leave_to_other(stream, STANDBY_INTERVAL if self._stands_by and not is_read else 0.0)
+            waits = self._stands_by and not is_read
+            self._leave_to_other(stream, self._limits.standby_interval if waits else 0.0)
         self._stands_by = position is None
         # The worker that begins the stream may not have committed its position yet.
         self.passed = self.passed or NOTHING
@@ -359,7 +356,7 @@ class StreamReader:
     def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
         """Move messages to the table in a test's transaction: no snapshot can contain its number."""
         self.passed = ""
-        while ids := stream.list_new(position, LISTED).ids:
+        while ids := stream.list_new(position, self._limits.listed).ids:
             stream.move_to_table(ids)
         self.has_nothing = True
 
@@ -419,7 +416,7 @@ class StreamReader:
             position = stored if self._ahead is None else self._ahead.position
             listing = self._listing
             if listing is None or listing.position != position or not listing.ids:
-                listing = stream.list_new(position, LISTED)
+                listing = stream.list_new(position, self._limits.listed)
             if not listing.ids and not position.page:
                 self.has_nothing, self._listing, self.passed = True, None, listing.page
                 return Claim([])

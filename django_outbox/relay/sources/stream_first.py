@@ -6,22 +6,21 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from django_outbox.messages import Message
+from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.sources.stream import StreamedBatch, StreamReader
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Lease, Settlement
 from django_outbox.stores.rows import NONE
 
-TABLE_INTERVAL = 0.1
-"""Seconds between two looks at the table of a publisher that has a stream, if the last one found nothing."""
-
 
 class StreamFirst:
     """Claims from a stream first, and from the table if that found nothing. It has the methods of `TableSource`."""
 
-    def __init__(self, table: TableSource, stream: StreamReader) -> None:
+    def __init__(self, table: TableSource, stream: StreamReader, limits: Limits = LIMITS) -> None:
         self.using = table.using
         self.table = table
         self.stream = stream
+        self._table_interval = limits.table_interval
         # Where the stream stood at the last look at the table, the time of the next one, and whether the last claim had
         # streamed messages.
         self._passed = ""
@@ -135,5 +134,5 @@ class StreamFirst:
                 yield Claim([])
                 return
             self._passed = passed
-            self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
+            self._table_at = 0.0 if claim.messages else time.monotonic() + self._table_interval
             yield claim
