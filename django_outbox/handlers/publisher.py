@@ -7,7 +7,6 @@ import asyncio
 import contextvars
 import hashlib
 import inspect
-import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -43,6 +42,7 @@ from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
 from django_outbox.tracing import handling
 from django_outbox.utils.logs import logger
+from django_outbox.utils.rates import Allowance
 from django_outbox.utils.text import counted, describe, fingerprint, is_interrupt, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
@@ -72,10 +72,7 @@ Cause = tuple[str, str, str]
 """The name of a handler, the class of an error, and its text without what differs."""
 
 MAX_CAUSES = 100
-"""Number of errors that are remembered for that; any others share one line a minute."""
-
-OTHERS: Cause = ("", "", "")
-"""The cause of errors beyond `MAX_CAUSES`."""
+"""Maximum number of errors that are logged in that time."""
 
 _database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
 
@@ -122,7 +119,8 @@ class HandlersPublisher(TransactionalPublisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
-        self._logged_at: dict[Cause, float] = {}
+        self._next_log = Allowance(1, LOG_INTERVAL)
+        self._logged: set[Cause] = set()
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
@@ -171,17 +169,14 @@ class HandlersPublisher(TransactionalPublisher):
         return ACCEPTED
 
     def _log(self, found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
-        """Log an error with its traceback, once a minute for each cause: the relay counts the messages."""
+        """Log an error with its traceback, once a minute for each cause, because the relay counts the messages."""
         reason = describe(error)
         cause = found.name, class_path(error), fingerprint(reason)
-        now, logged = time.monotonic(), self._logged_at
-        if cause not in logged and len(logged) >= MAX_CAUSES:
-            logged = self._logged_at = {each: at for each, at in logged.items() if now - at < LOG_INTERVAL}
-            if len(logged) >= MAX_CAUSES:
-                cause = OTHERS
-        if now - logged.get(cause, -math.inf) < LOG_INTERVAL:
+        if self._next_log.take():
+            self._logged = set()
+        if cause in self._logged or len(self._logged) >= MAX_CAUSES:
             return
-        logged[cause] = now
+        self._logged.add(cause)
         logger.warning(
             f"{what} %(handler)s failed for message %(id)d: %(reason)s",
             exc_info=error,

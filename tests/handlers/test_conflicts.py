@@ -24,7 +24,7 @@ from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import LOCK_PERIODS, HandlerLock
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
-from tests.support.databases import another_alias, someone_waits
+from tests.support.databases import another_alias, kill, someone_waits
 from tests.support.effects import HANDLERS, deliver_once, drain, effects, leave, states
 from tests.support.messages import put, row
 from tests.support.waiting import eventually
@@ -173,6 +173,30 @@ def test_a_fallback_that_conflicts_is_called_again(using: str):
         deliver_once(using)
         assert (row(using, id).status, row(using, id).attempts) == (Status.PENDING, 0)
         lock.release()
+        deliver_once(using)
+    assert (states(using), done(using)) == ([Status.PROCESSED], ["undone"])
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_fallback_that_conflicts_after_a_lost_transaction_is_called_again(using: str):
+    with locked_row(using) as lock, override_settings(OUTBOX=limited_to(1)):
+
+        @handler("t")
+        def work(payload: Any, message: Message) -> None:
+            kill(using)
+
+        @work.fallback
+        def undo(payload: Any, message: Message, error: BaseException) -> None:
+            lock.need()
+            leave(using, "undone")
+
+        put(1, using)
+        for _ in range(2):
+            OutboxMessage.objects.using(using).retry_now()
+            deliver_once(using)
+        assert (states(using), done(using)) == ([Status.PENDING], [])
+        lock.release()
+        OutboxMessage.objects.using(using).retry_now()
         deliver_once(using)
     assert (states(using), done(using)) == ([Status.PROCESSED], ["undone"])
 

@@ -277,31 +277,22 @@ class Savepoints:
                 )
 
     def _record(self, message: Message, decisions: Decisions) -> None:
-        """Let the publisher write about an attempt that was not accepted.
+        """Let the publisher write about an attempt that was not accepted. Raises what `run` raises."""
+        (attempted,) = decisions.outcomes
 
-        Raises:
-            TransactionLost: nothing of the batch has happened.
-        """
-        savepoint = Savepoint(self.connection)
-        (outcome,) = decisions.outcomes
-        try:
-            self.publisher.record_failure(message, outcome, final=bool(decisions.failed), using=self.connection.alias)
-            savepoint.release(self.store.check_constraints)
-        except TransactionBroken as error:
-            raise TransactionLost(message, error, outcome) from error
-        except BaseException as error:
-            raise_interrupt(error)
-            try:
-                savepoint.roll_back()
-            except TransactionBroken:
-                raise TransactionLost(message, error, outcome) from error
+        def write(using: str) -> Outcome:
+            self.publisher.record_failure(message, attempted, final=bool(decisions.failed), using=using)
+            return ACCEPTED
+
+        outcome = self.run(message, write, attempted)
+        if outcome is not ACCEPTED:
             logger.error(
                 "Publisher %(publisher)r: the failure of message %(id)d could not be recorded: %(reason)s",
-                exc_info=error,
+                exc_info=outcome.cause,
                 event="relay.failure_not_recorded",
                 publisher=self.publisher.alias,
                 id=message.id,
-                reason=describe(error),
+                reason=outcome.error,
             )
 
     def _explain(self, error: BaseException, idle: "_IdleTimer") -> BaseException:

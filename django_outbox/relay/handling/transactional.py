@@ -20,7 +20,7 @@ from django_outbox.relay.handling.savepoints import (
     TransactionLost,
     refresh_other_connections,
 )
-from django_outbox.relay.state import MAX_LOCK_WAIT, HandlerLock
+from django_outbox.relay.state import MAX_LOCK_WAIT, HandlerLock, Tally
 from django_outbox.retry import Backoff
 from django_outbox.stores import Claim
 from django_outbox.utils.logs import logger
@@ -66,8 +66,8 @@ class TransactionalDeliverer:
         # The last message that another transaction kept from every new state:
         self._unsettled: int | None = None
 
-    def deliver(self, limit: int) -> DeliveryResult:
-        """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises."""
+    def deliver(self, limit: int, *, carefully: bool = False) -> DeliveryResult:
+        """Deliver a batch of at most `limit` messages, carefully in any case. Raises what `Phases.claim` raises."""
         refresh_other_connections(self._phases.source.using)
         source = self._phases.source
         claiming = source.claim(self._sizes.limit(limit), self._phases.refusals.ids)
@@ -106,7 +106,7 @@ class TransactionalDeliverer:
         except TransactionLost as lost:
             self._savepoints.forget_connection()
             if not self._savepoints.admits_retry(lost.message, lost.error):
-                return _Run(self._settle_lost(lost))
+                return self._settle_lost(lost)
             # On MySQL and MariaDB, a deadlock ends the whole transaction.
             conflict = Conflict(lost.message, lost.error)
             self._phases.source.rewind()
@@ -180,7 +180,7 @@ class TransactionalDeliverer:
             self._phases.note_refusal(published, unsettled.error)
         self._savepoints.forget_connection()
         if len(published) == 1:
-            return _Run(self._settle_lost(TransactionLost(published[0], unsettled.error)))
+            return self._settle_lost(TransactionLost(published[0], unsettled.error))
         logger.warning(
             "Publisher %(publisher)r: a batch could not be committed, so its messages are delivered one by one: "
             "%(reason)s",
@@ -192,7 +192,7 @@ class TransactionalDeliverer:
         self._phases.source.rewind()
         return _Run(DeliveryResult(), published)
 
-    def _settle_lost(self, lost: TransactionLost) -> DeliveryResult:
+    def _settle_lost(self, lost: TransactionLost) -> "_Run":
         """Settle the message that was in hand when the transaction was lost."""
         message = lost.message
         logger.warning(
@@ -205,12 +205,15 @@ class TransactionalDeliverer:
         )
         self._phases.source.rewind()
         try:
-            return self._savepoints.settle(message, lost, partial(self._settle_alone, message))
+            return _Run(self._savepoints.settle(message, lost, partial(self._settle_alone, message)))
+        except Conflict as conflict:
+            self._back_off(conflict, 1)
+            return _Run(DeliveryResult(Tally(claimed=1, blocked=1)), conflict=conflict)
         except Unsettled as unsettled:
             connection, before, self._unsettled = self._savepoints.connection, self._unsettled, message.id
             if before != message.id or connection.in_atomic_block or not is_usable(connection):
                 raise
-            return self._savepoints.refuse(message, unsettled.error)
+            return _Run(self._savepoints.refuse(message, unsettled.error))
 
     def _settle_alone(self, message: Message, result: Result) -> DeliveryResult:
         deadline = time.monotonic() + LOCK_PATIENCE
