@@ -127,37 +127,38 @@ class HandlersPublisher(TransactionalPublisher):
 
     def handle(self, message: Message, using: str) -> Outcome:
         """Call the handler of a message, or split the message if its type has several; return the outcome."""
-        found, name = _find(message)
-        if found is None:
-            if name is None and (several := registry.for_type(message.type)):
-                split(message, several, publisher=self.alias, using=using)
-                return ACCEPTED
-            return ACCEPTED if name is None and self._skips_unhandled else _no_handler(message, name)
-        restored = restore(message)
-        outcome = self._call(found, restored, using)
-        if outcome is ACCEPTED and self.in_transaction and found.finisher is not None:
-            found.finisher(restored, using)
-        return outcome
+        found, restored = _find(message)
+        if found is not None:
+            outcome = self._call(found, restored, using)
+            if outcome is ACCEPTED and self.in_transaction and found.finisher is not None:
+                found.finisher(restored, using)
+            return outcome
+        if restored is not message:
+            return _no_handler(message, message.topic)
+        if several := registry.for_type(message.type):
+            split(message, several, publisher=self.alias, using=using)
+            return ACCEPTED
+        return ACCEPTED if self._skips_unhandled else _no_handler(message)
 
     def own_retry(self, message: Message) -> RetryEntry | None:
         """Return the retry policy of the handler of a message, if it has one."""
-        found, _ = _find(message)
-        return None if found is None else found.retry_for(restore(message))
+        found, restored = _find(message)
+        return None if found is None else found.retry_for(restored)
 
     def record_success(self, message: Message, using: str) -> None:
         """Call the finisher of the handler that has handled a message, if there is one."""
-        found, _ = _find(message)
+        found, restored = _find(message)
         if found is not None and found.finisher is not None:
-            found.finisher(restore(message), using)
+            found.finisher(restored, using)
 
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         """Call the fallback of the handler in which a message failed, if there is one; return the final outcome."""
-        found, _ = _find(message)
+        found, restored = _find(message)
         # A handler that was not run has refused nothing, and will be run after a deployment.
         if found is None or found.fallback_function is None or outcome.error_kind in (NOT_RUN, INVALID_EVENT):
             return outcome
         error = outcome.cause or RuntimeError(outcome.error)
-        restored = restore(message)._replace(attempts=message.attempts + 1)
+        restored = restored._replace(attempts=message.attempts + 1)
         try:
             with handling(restored):
                 self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
@@ -189,9 +190,8 @@ class HandlersPublisher(TransactionalPublisher):
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
         """Call the recorder of the handler in which an attempt was not accepted, if there is one."""
-        found, _ = _find(message)
+        found, restored = _find(message)
         if found is not None and found.recorder is not None:
-            restored = restore(message)
             found.recorder(decode_message(restored), restored, outcome, final, using)
 
     def _call(self, found: AnyHandler, message: Message, using: str) -> Outcome:
@@ -250,14 +250,21 @@ class HandlersPublisher(TransactionalPublisher):
                 return context.run(finish, returned, seconds, time.monotonic() - began)
 
 
-def _find(message: Message) -> tuple[AnyHandler | None, str | None]:
+def _find(message: Message) -> tuple[AnyHandler | None, Message]:
+    """Return the handler that a message is for, and the message with the fields of the original.
+
+    A handler's own message keeps its `id` and `attempts`.
+    """
     origin = _read_header(message)
     if origin is None:
-        return registry.find_only(message.type), None
-    name = origin["name"]
-    found = registry.find(name)
+        return registry.find_only(message.type), message
+    found = registry.find(origin["name"])
+    headers = {name: value for name, value in message.headers.items() if name != HANDLER_HEADER}
+    original = message._replace(
+        message_id=origin["message_id"], key=origin["key"], topic=origin["topic"], headers=headers
+    )
     # The same name may belong to the handler of another type by now.
-    return found if found is not None and message.type in found.types else None, name
+    return found if found is not None and message.type in found.types else None, original
 
 
 def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, using: str) -> None:
@@ -276,15 +283,6 @@ def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, u
             publisher=publisher, processed_at__lte=parse_datetime(requested)
         )
         rows.filter(message_id__in=[each.message_id for each in made]).deliver_again()
-
-
-def restore(message: Message) -> Message:
-    """Return a handler's own message with the fields of the original; its `id` and `attempts` are its own."""
-    origin = _read_header(message)
-    if origin is None:
-        return message
-    headers = {name: value for name, value in message.headers.items() if name != HANDLER_HEADER}
-    return message._replace(message_id=origin["message_id"], key=origin["key"], topic=origin["topic"], headers=headers)
 
 
 def _make(message: Message, name: str, publisher: str) -> OutboxMessage:
@@ -355,9 +353,9 @@ def _limited_statements(using: str, seconds: float) -> Iterator[None]:
     store.limit_statements(None)
 
 
-def _no_handler(message: Message, name: str | None) -> Outcome:
+def _no_handler(message: Message, name: str = "") -> Outcome:
     # Retried, because this may be the older process of a deployment.
-    if name is not None:
+    if name:
         return retry_later(
             f"there is no handler named {name!r}. Restore it, or name its successor "
             f"@handler({message.type!r}, name={name!r}); then restart the relay, and requeue the message if it has "

@@ -147,7 +147,7 @@ class Phases:
     def note_refusal(self, published: Sequence[Message], error: Exception) -> None:
         """Report that the database has refused to settle published messages, and no longer delete processed ones."""
         # A limit of time, or a conflict, may pass; a foreign key to the message remains.
-        keeps = not may_pass(error) and self.source.keep_processed()
+        keeps = not may_pass(error) and self.source.table.keep_processed()
         reason = describe(error)
         logger.warning(
             "Publisher %r: the database refused to settle %s: %s%s.",
@@ -238,7 +238,7 @@ class Batch:
         paused = self._phases.paused_types()
         if paused and not paused.isdisjoint(message.type for message in messages):
             # What the relay knows of the pauses may be a second old.
-            self._sort(paused & self._phases.source.find_paused_types())
+            self._sort(paused & self._phases.source.table.find_paused_types())
         elif len(messages) == len(rows):
             self.messages = messages
         else:
@@ -315,13 +315,13 @@ class Batch:
                 messages.append(row)
 
     def _without_refused(self, settlement: Settlement) -> Settlement:
-        reasons = self._phases.source.find_refused(settlement)
+        reasons = self._phases.source.table.find_refused(settlement)
         blocking = {row.id for row in self._contents if self._blocks_key(row)}
         failed = [
             Failed(id, f"The outcome could not be stored: {reason}", NOT_SETTLED, blocks_key=id in blocking)
             for id, reason in reasons.items()
         ]
-        left = self._phases.source.find_refused(Settlement(failed=failed))
+        left = self._phases.source.table.find_refused(Settlement(failed=failed))
         self.refuse(left)
         remaining = settlement.without(reasons)
         return replace(remaining, failed=[*remaining.failed, *(row for row in failed if row.id not in left)])

@@ -33,7 +33,7 @@ def copy_failed(
         is_late: whether the claim may end before the copies are published. Then another relay may get other answers for
             these messages, and nothing is copied.
     """
-    if dead_letters is None or not failed or dead_letters.alias == publisher_alias:
+    if dead_letters is None or dead_letters.alias == publisher_alias:
         return set()
     if is_late:
         logger.error(

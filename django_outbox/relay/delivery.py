@@ -81,7 +81,7 @@ class Delivery:
         connection = connections[self._state.using]
         if connection.connection is None or connection.in_atomic_block:
             return
-        with self._source.watch():
+        with self._source.table.watch():
             usable = is_usable(connection)
         if not usable:
             connection.close()

@@ -48,7 +48,7 @@ class RateLimiter:
         if self.reserved:
             return 0.0
         step = self._duration(self._size)
-        with self._source.watch():
+        with self._source.table.watch():
             times = self._rows.values_list("reserved_until", DatabaseNow()).first()
         if times is not None:
             reserved_until, now = times
@@ -110,7 +110,7 @@ class RateLimiter:
         """Lock the row for a block, and return the time that it has and the current one."""
         connection = connections[self._using]
         nested = connection.in_atomic_block
-        with self._source.watch(), transaction.atomic(using=self._using):
+        with self._source.table.watch(), transaction.atomic(using=self._using):
             if not nested:
                 get_store(connection).begin(MAX_SECONDS)
             # This locks the row, or the database, before it is read.

@@ -1,5 +1,6 @@
-"""Batches of local handlers: their size, their end, and handlers that change their own messages."""
+"""Batches of local handlers: their size, their end, paused types, and handlers that change their own messages."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,14 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
-from django_outbox.models import Status
+from django_outbox.models import HELD_BY_PAUSE, Status
 from django_outbox.relay import Relay
+from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS, drain, effects, leave, states
 from tests.support.messages import put
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
@@ -99,3 +103,35 @@ def test_a_handler_that_deletes_the_messages_of_its_batch_runs_once(using: str, 
     drain(using)
     assert sorted(effects(using)) == ["0", "1"]
     assert "2 of 2 claimed messages" in caplog.text
+
+
+def test_a_batch_with_messages_of_a_paused_type_handles_the_others(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, message.key)
+
+    put(2, using, keys=2, type="paid")
+    put(2, using, keys=2)
+    put(1, using, key="other")
+    pause("default", "paid", using=using)
+    with Relay(using=using) as relay:
+        assert relay.deliver_once().processed == 1
+    assert effects(using) == ["other"]
+    assert OutboxMessage.objects.using(using).filter(available_at=HELD_BY_PAUSE).count() == 2
+
+
+def test_several_relays_call_each_handler_once(using: str):
+    calls: Counter[int] = Counter()
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        calls[payload] += 1
+        leave(using, payload)
+
+    put(150, using, keys=20)
+    with relays_in_threads(using=using, poll_interval=0.02, limits=QUICK, workers=2) as start:
+        start()
+        start()
+        eventually(lambda: states(using).count(Status.PROCESSED) == 150)
+    assert set(calls.values()) == {1}
+    assert len(effects(using)) == 150

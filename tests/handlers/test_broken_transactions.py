@@ -2,8 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from django_outbox.relay.handling.savepoints import LOST
 from django_outbox.relay.sources import TableSource
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
-from tests.support.databases import another_alias, end_session, kill
+from tests.support.databases import end_session, kill
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states
 from tests.support.messages import put, row, write
 
@@ -259,68 +258,6 @@ def test_messages_that_are_committed_one_by_one_count_although_an_outage_follows
         assert relay.deliver_once().processed == 2
         assert relay.drain(max_seconds=30).processed == 5
     assert states(using) == [Status.PROCESSED] * 5
-
-
-@contextmanager
-def rival(using: str, *, times: int) -> Iterator[Callable[[], None]]:
-    """Another transaction that locks rows in the opposite order; yield what a handler calls to deadlock with it."""
-    Group.objects.using(using).create(name="left")
-    Group.objects.using(using).create(name="right")
-    left = times
-
-    def lock(alias: str, name: str) -> None:
-        Group.objects.using(alias).filter(name=name).update(name=name + "")
-        Group.objects.using(alias).select_for_update().get(name=name)
-
-    def deadlock() -> None:
-        nonlocal left
-        if not left:
-            return
-        left -= 1
-        locked = threading.Event()
-
-        def work() -> None:
-            with another_alias(using) as other:
-                try:
-                    with transaction.atomic(using=other):
-                        # More rows changed make InnoDB prefer the other transaction as its victim.
-                        for number in range(50):
-                            Group.objects.using(other).create(name=f"rival {left} {number}")
-                        lock(other, "right")
-                        locked.set()
-                        lock(other, "left")
-                        transaction.set_rollback(True, using=other)
-                except DatabaseError:
-                    survived.append(False)
-                finally:
-                    connections[other].close()
-
-        lock(using, "left")
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            locked.wait(60)
-            lock(using, "right")
-        finally:
-            threads.append(thread)
-
-    threads: list[threading.Thread] = []
-    survived: list[bool] = []
-    yield deadlock
-    for thread in threads:
-        thread.join(60)
-
-
-@pytest.mark.parametrize("using", LOCKING)
-def test_a_deadlock_undoes_no_other_handler_and_the_message_is_tried_again(using: str):
-    with rival(using, times=1) as deadlock:
-        calls = break_at(using, deadlock)
-        put(5, using)
-        drain_all(using)
-    done = sorted(set(effects(using)) - {"left", "right"})
-    assert done == ["0", "1", "2", "3", "4"]
-    assert states(using) == [Status.PROCESSED] * 5
-    assert calls.count(BAD) <= 2
 
 
 def test_the_fallback_runs_although_the_handler_loses_each_transaction(using: str):

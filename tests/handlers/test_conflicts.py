@@ -26,7 +26,7 @@ from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, kill, someone_waits
 from tests.support.effects import HANDLERS, deliver_once, drain, effects, leave, states
-from tests.support.messages import put, row
+from tests.support.messages import Clock, put, row
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
@@ -317,38 +317,33 @@ def test_conflicts_in_a_row_are_counted_for_one_message():
 
 
 def test_workers_take_turns_for_longer_if_they_conflict_soon_again():
-    now = 0.0
-    lock = HandlerLock(lambda: now, max_wait=60)
+    clock = Clock()
+    lock, period = HandlerLock(clock), LOCK_PERIODS.after(1, rand=lambda: 1.0)
+    assert not lock.is_active
+    for is_longer in (False, True):
+        lock.begin()
+        clock.now += period
+        assert lock.is_active is is_longer
+    clock.now += 2 * LOCK_PERIODS.max_delay
+    lock.begin()
+    clock.now += period
+    assert not lock.is_active
 
-    def enters(seconds: float) -> bool:
-        """Whether another worker calls handlers while this one does."""
-        entered = threading.Event()
 
-        def enter() -> None:
-            with lock.holding():
-                entered.set()
+def test_one_worker_at_a_time_calls_handlers_while_the_lock_is_active():
+    lock, entered = HandlerLock(Clock(), max_wait=60), threading.Event()
 
+    def enter() -> None:
         with lock.holding():
-            other = threading.Thread(target=enter)
-            other.start()
-            has_entered = entered.wait(seconds)
-        other.join()
-        return has_entered
+            entered.set()
 
-    assert enters(30)
     lock.begin()
-    assert not enters(0.2)
-    now = LOCK_PERIODS.after(1, rand=lambda: 1.0)
-    assert enters(30)
-    lock.begin()
-    now += LOCK_PERIODS.after(1, rand=lambda: 1.0)
-    assert not enters(0.2)
-    now += LOCK_PERIODS.max_delay
-    assert enters(30)
-    now += LOCK_PERIODS.max_delay
-    lock.begin()
-    now += LOCK_PERIODS.after(1, rand=lambda: 1.0)
-    assert enters(30)
+    with lock.holding():
+        other = threading.Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.2)
+    other.join(60)
+    assert entered.is_set()
 
 
 def test_only_conflicts_are_taken_for_conflicts(using: str):

@@ -16,7 +16,7 @@ from django_outbox import OutboxMessage
 from django_outbox.admin.operations import HOLD, apply
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.handlers import handler
-from django_outbox.messages import Message, Outcome, rejected
+from django_outbox.messages import Message
 from django_outbox.models import KeyLock, Status
 from django_outbox.relay.handling.savepoints import LOST
 from django_outbox.signals import phase_finished
@@ -197,17 +197,6 @@ def test_a_message_that_is_out_of_attempts_fails_and_its_fallback_runs_in_a_tran
     drain_all(using)
     assert effects(using) == ["3 no"]
     assert row(using, id).status is Status.PROCESSED
-
-
-def test_a_handler_may_reject_its_message(using: str):
-    @handler("t")
-    def work(payload: Any, message: Message) -> Outcome:
-        return rejected("nonsense")
-
-    (id,) = put(1, using, keys=1)
-    drain(using)
-    assert (row(using, id).status, row(using, id).error) == (Status.FAILED, "nonsense")
-    assert leases(using) == 0
 
 
 def test_a_transaction_that_a_handler_leaves_open_is_rolled_back(using: str):

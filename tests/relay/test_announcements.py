@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_outbox.brokers import Publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import Message, Outcome, rejected, retry_later, unanswered
-from django_outbox.relay import Limits, Relay
+from django_outbox.relay import Relay
 from django_outbox.relay.recorder import FailureLog
 from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.outages import Outage, Outages
@@ -61,15 +61,6 @@ def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(usin
         for line in lines(log, "In the last ")
     )
     assert re.fullmatch(r"Relay ended after .+: 3 delivered, 0 will be retried, 0 failed.*", end)
-
-
-def test_the_totals_count_retries(using: str, log: Any, scripted: Script):
-    scripted.answer = lambda message: retry_later("busy")
-    put(1, using)
-    with relays_in_threads(using=using, poll_interval=0.05) as start:
-        relay = start()
-        eventually(lambda: relay.tally.retried)
-    assert "0 delivered, 1 will be retried, 0 failed" in log.messages[-1]
 
 
 def test_a_drain_logs_its_start_and_end_for_debugging_only(using: str, log: Any):
@@ -198,10 +189,6 @@ def test_an_outage_keeps_its_begin_and_takes_the_last_reason_and_the_next_try():
     outages.end("Database 'a'")
     outages.end("Database 'a'")
     assert outages.current == [second]
-
-
-def test_the_default_interval_is_a_minute():
-    assert Limits().announce_interval == 60
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])

@@ -44,13 +44,6 @@ def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_
     assert row(using, 0).dead_lettered_at is None
 
 
-def test_an_outcome_without_an_error_class_is_named_after_its_kind(using: str, scripted: Script):
-    put(2, using)
-    scripted.answer = lambda message: rejected("never") if message.payload == b"1" else retry_later("later")
-    deliver(using)
-    assert [row(using, n).error_class for n in range(2)] == ["deferred", "rejected"]
-
-
 def test_the_first_error_is_kept_and_the_last_one_replaced(using: str, scripted: Script):
     put(1, using)
     scripted.answer = lambda message: retry_later("first", retry_after=0)

@@ -37,83 +37,10 @@ def wait_after_trial(breaker: Breaker, chance: float = 0.0, *, delivered: bool =
     return breaker.open_until - now
 
 
-def test_a_closed_breaker_permits_whole_batches():
-    permit = Breaker().admit(0, 1000)
-    assert permit is not None
-    assert permit.size == 1000
-
-
-def test_an_outage_opens_the_breaker_and_it_permits_nothing_until_its_time():
-    breaker = broken()
-    assert breaker.state is State.OPEN
-    assert breaker.admit(100.0, 1000) is None
-
-
-def test_a_half_open_breaker_permits_one_small_batch():
-    breaker = broken()
-    assert admitted(breaker).size == TRIAL_SIZE
-    assert breaker.state is State.HALF_OPEN
-    assert breaker.admit(breaker.open_until, 1000) is None
-
-
-def test_a_trial_takes_no_more_than_is_wanted():
-    assert admitted(broken(), wanted=3).size == 3
-
-
-def test_an_answer_to_the_trial_closes_the_breaker():
-    breaker = broken()
-    breaker.note_answer(admitted(breaker))
-    assert (breaker.state, breaker.consecutive_outages) == (State.CLOSED, 0)
-
-
 def test_an_outage_in_the_trial_opens_the_breaker_for_longer():
     breaker = broken()
     waits = [wait_after_trial(breaker), wait_after_trial(breaker)]
     assert waits[1] == pytest.approx(waits[0] * OUTAGE_WAIT.factor)
-
-
-def test_a_trial_with_nothing_to_send_leaves_room_for_the_next():
-    breaker = broken()
-    breaker.withdraw(admitted(breaker))
-    assert admitted(breaker).size == TRIAL_SIZE
-
-
-def test_an_empty_claim_from_before_the_outage_leaves_the_trial_of_another_worker_alone():
-    breaker = Breaker()
-    empty, full = admitted(breaker), admitted(breaker)
-    breaker.note_outage(full, 100.0, delivered=False)
-    assert admitted(breaker)
-    breaker.withdraw(empty)
-    assert breaker.admit(breaker.open_until, 1000) is None, "a second trial began during the first"
-
-
-def test_several_workers_that_meet_the_same_outage_count_it_once():
-    breaker = Breaker()
-    permits = [admitted(breaker) for _ in range(3)]
-    breaker.note_outage(permits[0], 100.0, delivered=False)
-    until = breaker.open_until
-    breaker.note_outage(permits[1], 100.1, delivered=False)
-    assert admitted(breaker)
-    breaker.note_outage(permits[2], until + 1, delivered=False)
-    assert (breaker.state, breaker.consecutive_outages, breaker.open_until) == (State.HALF_OPEN, 1, until)
-
-
-@pytest.mark.parametrize("on_trial", [False, True])
-def test_an_answer_from_before_the_outage_does_not_close_the_breaker(on_trial: bool):
-    breaker = Breaker()
-    answered, lost = admitted(breaker), admitted(breaker)
-    breaker.note_outage(lost, 100.0, delivered=False)
-    if on_trial:
-        admitted(breaker)
-    before = breaker.state
-    breaker.note_answer(answered)
-    assert breaker.state is before is not State.CLOSED
-
-
-def test_a_trial_that_delivers_a_part_counts_its_outage_as_the_first():
-    breaker = broken(outages=4)
-    wait_after_trial(breaker, delivered=True)
-    assert breaker.consecutive_outages == 1
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))

@@ -15,7 +15,7 @@ from django_outbox.conf import get_settings
 from django_outbox.models import HELD_BY_OPERATOR, DeliveryCount, Heartbeat, KeyLock
 from django_outbox.monitoring.figures import Level
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay import Limits, Relay
+from django_outbox.relay import Limits
 from django_outbox.relay.clock import ClockGuard
 from django_outbox.stores.clock import TOLERANCE, read_clock
 from tests.conftest import ALIASES
@@ -74,15 +74,6 @@ def test_a_relay_delivers_what_was_due_before(using: str, scripted: Script):
     with relays_in_threads(using=using, limits=Limits(report_pace=0.01)) as start:
         start()
         eventually(lambda: len(scripted.batches) and not OutboxMessage.objects.using(using).pending().exists())
-
-
-def test_drains_deliver_it_too(using: str):
-    put(6, using, keys=2)
-    report(using)
-    set_clock_back(using)
-    for expected in (0, 6):
-        with Relay(using=using) as relay:
-            assert relay.drain().processed == expected
 
 
 def test_without_a_relay_the_status_reports_it(using: str):

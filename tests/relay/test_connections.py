@@ -107,11 +107,6 @@ class TestPool:
                 self.put(10)
                 eventually(lambda: relay.tally.processed == 20 * round)  # noqa: B023 - it is over before the next round
 
-    def test_a_drain_takes_no_connection_from_a_pool(self, pool: Any):
-        self.put(10)
-        with Relay(using="postgresql", workers=2) as relay:
-            assert relay.drain().processed == 20
-
     def test_a_relay_leaves_no_connection_behind(self, pool: Any):
         before = self.sessions()
         self.put(10)

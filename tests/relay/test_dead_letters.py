@@ -15,9 +15,6 @@ from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
 from tests.support.claimed import make_message
 from tests.support.publishers import Script, ScriptedPublisher
-from tests.support.rabbitmq.tools import Broker, MakePublisher
-
-pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 REFUSED = rejected("unroutable: no queue", error_class="shop.Unroutable")
 
@@ -99,27 +96,6 @@ class TestCopies:
         assert copy_failed(dead_letters, failed(), "dead") == set()
         assert dead_letters.script.batches == []
 
-    def test_are_not_published_if_nothing_failed(self, dead_letters: ScriptedPublisher):
-        assert copy_failed(dead_letters, [], "default") == set()
-        assert dead_letters.script.batches == []
-
-
-class TestCopiesOnRabbitMQ:
-    def test_reach_a_queue_of_their_own(self, broker: Broker, make_publisher: MakePublisher):
-        exchange, queue = broker.exchange("fanout"), broker.queue()
-        broker.channel.queue_bind(queue, exchange)
-        messages = failed(3, key="order-7", outcome=retry_later("the queue is full \ud83d", error_class="shop.Full"))
-        assert copy_failed(make_publisher(exchange=exchange), messages, "default") == {1, 2, 3}
-        received = list(broker.take(queue))
-        assert [copy.properties.message_id for copy in received] == [message.message_id for message, _ in messages]
-        headers: Any = received[0].properties.headers
-        assert headers["outbox-key"] == "order-7"
-        assert headers["outbox-error"] == "the queue is full \\ud83d"
-        assert headers["outbox-error-class"] == "shop.Full"
-        assert headers["outbox-attempts"] == 1
-        assert headers["outbox-publisher"] == "default"
-        assert received[0].routing_key == "order.created"
-
 
 class Received:
     """Keeps what a signal was sent with."""
@@ -172,16 +148,3 @@ class TestSignals:
         with Received(messages_recovered) as received, Received(messages_failed) as failures:
             signal_settled("default", "default", [make_message(id=1)], Settlement(processed=[1]))
         assert received.arguments == failures.arguments == []
-
-    def test_an_exception_of_a_receiver_is_only_logged(self, caplog: pytest.LogCaptureFixture):
-        def broken(**_: Any) -> None:
-            raise ValueError("no such metric")
-
-        messages_failed.connect(broken)
-        try:
-            with Received(messages_failed) as received:
-                signal_settled("default", "default", [make_message(id=1)], Settlement(failed=[Failed(1, "no")]))
-        finally:
-            messages_failed.disconnect(broken)
-        assert len(received.arguments) == 1
-        assert "no such metric" in caplog.text

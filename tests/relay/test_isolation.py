@@ -331,9 +331,3 @@ def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
     assert set(outcomes) == {ACCEPTED}
     assert proxy.connections == 1
     assert len(channels_of(publisher)) <= 2
-
-
-def test_a_missing_exchange_is_an_outage(broker: Broker, make_publisher: MakePublisher):
-    outcomes = isolate(make_publisher(exchange=broker.exchange_name()).publish, [make_message("t")] * 50)
-    assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
-    assert "no exchange" in outcomes[0].error

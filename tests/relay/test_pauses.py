@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.exceptions import TransactionForbidden
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, retry_later
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.models.message import LATEST
 from django_outbox.monitoring.figures import Count
@@ -98,12 +98,6 @@ class TestPausedPublisher:
         resume("default", using=using)
         eventually(lambda: set(ids) <= set(processed(using)))
 
-    def test_leaves_the_circuit_breaker_and_the_attempts_alone(self, using: str):
-        put(2, using)
-        pause("default", using=using)
-        assert drain(using).outages == []
-        assert {message.attempts for message in OutboxMessage.objects.using(using)} == {0}
-
 
 class TestPausedType:
     def test_is_held_and_the_rest_of_its_keys_waits_behind_it(self, using: str, scripted: Script):
@@ -146,21 +140,6 @@ class TestPausedType:
         pause("default", "paid", using=using)
         drain(using)
         assert processed(using) == other
-
-    def test_keeps_its_attempts_and_its_error(self, using: str, scripted: Script):
-        scripted.answer = lambda message: retry_later("busy", retry_after=0.01)
-        (id,) = put(1, using, type="paid")
-        with Relay(using=using, limits=LIMITS) as relay:
-            relay.deliver_once()
-        pause("default", "paid", using=using)
-
-        def is_held() -> bool:
-            drain(using)
-            return held(using) == [id]
-
-        eventually(is_held)
-        message = OutboxMessage.objects.using(using).get(pk=id)
-        assert (message.attempts, message.error) == (1, "busy")
 
     def test_upper_and_lower_case_differ(self, using: str):
         ids = [*put(1, using, type="paid"), *put(1, using, type="PAID")]
@@ -403,12 +382,6 @@ class TestPauses:
             put(10, using)
             eventually(lambda: relay.tally.processed == 10)
         assert len([sql for sql in statements if Pause._meta.db_table in sql]) == 1
-
-    def test_of_other_publishers_are_ignored(self, using: str):
-        pause("other", using=using)
-        pauses = Pauses(using, ["default"], 1.0)
-        pauses.refresh()
-        assert not pauses.is_paused("other")
 
     def test_a_change_is_logged_once(self, using: str, caplog: pytest.LogCaptureFixture):
         caplog.set_level(logging.WARNING, "django_outbox")

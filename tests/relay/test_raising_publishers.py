@@ -148,15 +148,6 @@ def test_a_drain_gives_up_an_outage_without_a_reason():
     assert processed("default") == 2
 
 
-def test_delivering_once_reports_an_outage_without_a_reason():
-    publish_by(lambda messages: [unanswered("")] * len(messages))
-    put(1, publisher="bad")
-    put(1)
-    with Relay(publishers=["bad", "default"]) as relay, pytest.raises(RelayUnavailable, match=NO_REASON):
-        relay.deliver_once()
-    assert processed("default") == 1
-
-
 def test_the_users_ctrl_c_is_not_caught_in_the_main_thread():
     with pytest.raises(KeyboardInterrupt):
         call_publisher(raising(KeyboardInterrupt()), [])

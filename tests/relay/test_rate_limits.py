@@ -185,13 +185,6 @@ class TestDelivery:
             assert relay.drain().processed == 50
         assert max(map(len, scripted.batches)) <= 100 * SLOT
 
-    def test_a_clock_that_goes_back_does_not_stop_a_relay(self, using: str, scripted: Script):
-        put(5, using)
-        limiter(using, 100).reserve()
-        move_reservations(using, datetime.timedelta(hours=1))
-        with Relay(using=using) as relay:
-            assert relay.drain(max_seconds=60).processed == 5
-
     def test_relays_that_stop_before_their_time_leave_no_gap(self, using: str):
         put(20, using)
         with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "RATE_LIMIT": 0.1}}}):

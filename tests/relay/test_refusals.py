@@ -108,22 +108,6 @@ def test_many_refused_rows_delay_no_other():
             require_others("postgresql", seconds=3)
 
 
-def test_old_rows_that_violate_a_new_constraint_stop_no_other():
-    messages = OutboxMessage.objects.using("postgresql")
-    with handling(HANDLERS) as calls:
-        put(2, "postgresql")
-        constraint = "CHECK (payload NOT IN ('0'::jsonb, '1'::jsonb)) NOT VALID"
-        run_sql("postgresql", f"ALTER TABLE {table('postgresql')} ADD CONSTRAINT outbox_frozen {constraint}")
-        try:
-            with relays_in_threads(using="postgresql", limits=QUICK) as start:
-                start()
-                require_others("postgresql")
-                assert messages.pending().count() == 2
-        finally:
-            run_sql("postgresql", f"ALTER TABLE {table('postgresql')} DROP CONSTRAINT outbox_frozen")
-    assert max(calls.values()) <= 3
-
-
 @contextmanager
 def triggering(body: str, condition: str, *, using: str = "postgresql", name: str = "") -> Iterator[None]:
     """A trigger of PostgreSQL with this body, on the table of messages or another one."""

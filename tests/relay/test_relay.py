@@ -229,16 +229,3 @@ def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFix
     assert f"1 message failed (id {message.id})" in caplog.text
     assert "unroutable" in caplog.text
     assert "hunter2" not in caplog.text
-
-
-def test_close_closes_the_publishers(scripted: Script):
-    with Relay():
-        pass
-    assert scripted.closed == 2
-
-
-@pytest.mark.django_db(databases=ALIASES, transaction=False)
-def test_a_drain_inside_a_tests_own_transaction_sees_its_messages(using: str):
-    put(3, using)
-    with Relay(using=using) as relay:
-        assert relay.drain().processed == 3

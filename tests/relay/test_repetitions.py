@@ -1,29 +1,22 @@
 """Processed messages that an operator delivers again: what is sent, and in which order."""
 
 import datetime
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from django_outbox import OutboxMessage, enqueue
+from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
-from django_outbox.inbox.inbox import Inbox
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, running
-from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.effects import HANDLERS, drain, states
 from tests.support.messages import ago, put, rows
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.rabbitmq.tools import Broker
-from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.handlers_fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -150,44 +143,3 @@ class TestHandlers:
         drain(using)
         assert sorted(ran) == sorted(2 * expected)
         assert [each for each in ran if each.startswith("mail")] == ["mail 0", "mail 1"] * 2
-
-
-@pytest.mark.parametrize("source", ["snapshot", "table"])
-def test_a_consumer_of_rabbitmq_sees_the_same_id_and_the_header_and_an_inbox_counts_a_duplicate(
-    broker: Broker, source: str, settings: Any
-):
-    inbox_source = RabbitMQSource()
-    queue, exchange = broker.queue(), broker.exchange("fanout")
-    for name in (queue, inbox_source.name):
-        broker.channel.queue_bind(name, exchange, "")
-    rabbitmq = "django_outbox.brokers.rabbitmq"
-    settings.OUTBOX = {
-        "PUBLISHERS": {
-            "default": {
-                "BACKEND": f"{rabbitmq}.RabbitMQPublisher",
-                "OPTIONS": {"url": settings.AMQP_URL, "exchange": exchange},
-                "SOURCE": source,
-            },
-            "received": SCRIPTED,
-        },
-        "CONSUMERS": {
-            "billing": {
-                "BACKEND": f"{rabbitmq}.RabbitMQConsumer",
-                "OPTIONS": {**inbox_source.options, "publisher": "received"},
-            },
-        },
-    }
-    with transaction.atomic(using=PG):
-        made = [enqueue("order.paid", {"n": n}, key="k", using=PG) for n in range(3)]
-    drain(PG)
-    OutboxMessage.objects.using(PG).filter(pk__in=[made[0].pk, made[2].pk]).deliver_again()
-    drain(PG)
-    arrived = list(broker.take(queue))
-    assert [json.loads(each.body)["n"] for each in arrived] == [0, 1, 2, 0, 2]
-    ids = [str(message.message_id) for message in made]
-    assert [each.properties.message_id for each in arrived] == [*ids, ids[0], ids[2]]
-    assert [HEADER in (each.properties.headers or {}) for each in arrived] == [False] * 3 + [True] * 2
-    with running(Inbox(using="default", limits=QUICK)) as inbox:
-        eventually(lambda: inbox.tally.received == 5, "all five deliveries are received")
-    assert (inbox.tally.stored, inbox.tally.known) == (3, 2)
-    inbox_source.close()

@@ -22,6 +22,7 @@ from django_outbox.models import StreamPosition
 from django_outbox.retention.purge import purge
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
+from tests.relay.test_unsettled import HANDLERS, run_sql
 from tests.support.databases import another_alias
 from tests.support.messages import ago, put
 from tests.support.publishers import SCRIPTED, Script
@@ -29,8 +30,6 @@ from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
-
-HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
 
 ON_POSTGRESQL = {
     "statement_timeout": "300ms",
@@ -48,12 +47,6 @@ ON_MARIADB = {
     "wait_timeout": "1",
 }
 ON_MYSQL = {"max_execution_time": "300", "innodb_lock_wait_timeout": "1", "wait_timeout": "1"}
-
-
-def run_sql(using: str, *statements: str) -> None:
-    with connections[using].cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def known_limits() -> dict[str, str]:

@@ -219,12 +219,6 @@ class TestStandardError:
         process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
 
-    def test_a_second_signal_ends_it_at_once(self, run_outbox: StartProcess, full_pipe: int):
-        put(1, "postgresql")
-        process = run_outbox("postgresql", "--stop-timeout", "180", outbox=REFUSING, stderr=full_pipe)
-        eventually(lambda: attempts("postgresql") >= 1)
-        assert_a_second_signal_ends(process)
-
     def test_a_relay_whose_output_is_not_read_ends_in_time(self, run_outbox: StartProcess, full_pipe: int):
         process = run_outbox("postgresql", stdout=full_pipe, stderr=full_pipe)
         eventually(lambda: is_served("postgresql"))
@@ -251,13 +245,6 @@ class TestStandardError:
             eventually(lambda: attempts("postgresql") > 2)
             process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
-
-    def test_a_batch_that_is_not_finished_goes_back_without_standard_error(self, run_outbox: StartProcess):
-        with locked_table("postgresql"):
-            process = run_outbox("postgresql", prefix=("sh", "-c", 'exec "$@" 2>&-', "sh"))
-            eventually(lambda: waits_for_a_lock("postgresql"))
-            process.send_signal(signal.SIGTERM)
-            assert ends_with(process) == 0
 
 
 def is_served(alias: str) -> bool:
@@ -302,10 +289,6 @@ class TestFrozenBroker:
         process = self.start(run_outbox, broker, outbox, *flags)
         process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
-
-    def test_the_second_signal_ends_them_at_once(self, run_outbox: StartProcess, broker: FrozenServer, outbox: Any):
-        process = self.start(run_outbox, broker, outbox, "--stop-timeout", "180")
-        assert_a_second_signal_ends(process)
 
 
 class TestBeforeTheStart:

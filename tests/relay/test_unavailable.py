@@ -49,16 +49,6 @@ def test_a_message_that_is_set_aside_uses_up_no_attempt_and_blocks_only_its_key(
     assert "will be retried" not in caplog.text
 
 
-def test_however_often_a_message_is_set_aside_it_does_not_fail(using: str, scripted: Script):
-    put(1, using)
-    scripted.answer = lambda message: set_aside("full", 0.0)
-    with Relay(using=using) as relay:
-        for _ in range(15):
-            relay.deliver_once()
-    message = OutboxMessage.objects.using(using).get()
-    assert (message.attempts, message.status.value) == (0, "pending")
-
-
 def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(
     using: str, monkeypatch: pytest.MonkeyPatch, scripted: Script
 ):

@@ -71,20 +71,6 @@ class TestNotifying:
             assert notifications() == []
         assert notifications() == ["default"]
 
-    def test_nothing_is_sent_after_a_rollback(self, notifications: Callable[[], list[str]]):
-        with transaction.atomic(using="postgresql"):
-            enqueue("t", 1, using="postgresql")
-            transaction.set_rollback(True, using="postgresql")
-        assert notifications() == []
-
-    def test_it_names_all_publishers_of_a_route(self, notifications: Callable[[], list[str]]):
-        with (
-            override_settings(OUTBOX={**OUTBOX, "ROUTES": {"order.*": ["other", "default"]}}),
-            transaction.atomic(using="postgresql"),
-        ):
-            enqueue("order.created", 1, using="postgresql")
-        assert notifications() == ["default", "other"]
-
     def test_it_names_each_publisher_once(self, notifications: Callable[[], list[str]]):
         messages = [OutboxMessage(type="t", payload=n, publisher=("default", "other")[n % 2]) for n in range(10)]
         with transaction.atomic(using="postgresql"):
@@ -125,15 +111,6 @@ class TestNotifying:
 
     def test_without_a_transaction_it_is_sent_at_once(self, notifications: Callable[[], list[str]]):
         enqueue("t", 1, using="postgresql", require_transaction=False)
-        assert notifications() == ["default"]
-
-    def test_none_is_sent_for_a_message_that_is_not_due(self, notifications: Callable[[], list[str]]):
-        write("postgresql", delay=timedelta(hours=1))
-        assert notifications() == []
-
-    @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}})
-    def test_it_is_on_by_default(self, notifications: Callable[[], list[str]]):
-        write("postgresql")
         assert notifications() == ["default"]
 
     @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "NOTIFY": False})
@@ -273,13 +250,6 @@ class TestListening:
             eventually(lambda: "no notifications reach the relay" in caplog.text)
             eventually(lambda: "outbox-listener" not in [thread.name for thread in threading.enumerate()])
         assert not [record for record in caplog.records if record.levelno > logging.INFO]
-
-    @pytest.mark.parametrize("using", [alias for alias in ALIASES if alias != "postgresql"])
-    def test_other_databases_are_polled(self, using: str):
-        write(using)
-        with Relay(using=using, poll_interval=0.01, max_messages=2) as relay:
-            write(using)
-            assert relay.run().processed == 2
 
 
 class TestPgBouncer:

@@ -46,30 +46,14 @@ def run(
     return broker.waves, found
 
 
-def test_messages_without_a_key_are_sent_with_the_first_message_of_each_key():
-    assert run(["", "a", "", "b"]) == ([[1, 2, 3, 4]], [ACCEPTED] * 4)
-
-
 def test_the_next_message_of_a_key_is_sent_when_the_previous_one_is_accepted():
     assert run(["a", "a", "b", "a", ""]) == ([[1, 3, 5], [2], [4]], [ACCEPTED] * 5)
-
-
-def test_a_deferred_message_blocks_its_key_alone():
-    waves, outcomes = run(["a", "b", "a", "b"], {1: DEFERRED})
-    assert waves == [[1, 2], [4]]
-    assert outcomes == [DEFERRED, ACCEPTED, BLOCKED, ACCEPTED]
 
 
 @pytest.mark.parametrize(("failed_blocks_key", "last"), [(False, ACCEPTED), (True, BLOCKED)])
 def test_a_rejected_message_blocks_its_key_if_the_setting_says_so(failed_blocks_key: bool, last: Outcome):
     _, outcomes = run(["a", "a"], {1: REJECTED}, failed_blocks_key=failed_blocks_key)
     assert outcomes == [REJECTED, last]
-
-
-def test_no_wave_is_sent_after_an_outage():
-    waves, outcomes = run(["a", "b", "a", "b"], {1: UNANSWERED})
-    assert waves == [[1, 2]]
-    assert outcomes == [UNANSWERED, ACCEPTED, BLOCKED, BLOCKED]
 
 
 def test_a_stopping_relay_finishes_the_wave_in_flight():

@@ -1,15 +1,31 @@
-"""The sources of publishers with a stream, and a relay's batch from one."""
+"""Messages of streams and their sources, and relays that deliver them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from django_outbox.brokers import Publisher
 from django_outbox.conf import get_settings
-from django_outbox.relay import Limits
+from django_outbox.relay import Limits, Relay
 from django_outbox.relay.batch import DeliveryResult, Phases
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, StreamFirst, StreamReader, TableSource
 from tests.support.publishers import ScriptedPublisher
+
+PG = "postgresql"
+
+INSERT = """
+INSERT INTO django_outbox_outboxmessage (
+    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error, error_class,
+    available_at
+)
+VALUES (gen_random_uuid(), 't', '', '', 0, false, %s, '{}', 'default', 0, '', '', NULL) RETURNING id
+"""
+
+
+def insert(cursor: Any, payload: str = "1") -> int:
+    """Insert a streamed message in the transaction of a cursor, and return its id."""
+    cursor.execute(INSERT, [payload])
+    return int(cursor.fetchone()[0])
 
 
 def new_source(using: str, **limits: Any) -> StreamFirst:
@@ -31,3 +47,9 @@ def deliver(source: StreamFirst, limit: int = 10, publisher: Publisher | None = 
     """Deliver one batch, by default to the scripted publisher."""
     phases = Phases(publisher or ScriptedPublisher("default"), source, get_settings())
     return BrokerDeliverer(phases).deliver(limit)
+
+
+def drain() -> int:
+    """Deliver until nothing is due; return the number of messages."""
+    with Relay(using=PG) as relay:
+        return relay.drain().processed

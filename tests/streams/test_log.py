@@ -5,7 +5,6 @@ import datetime
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -21,7 +20,7 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
-from django_outbox.models import Heartbeat, Pause, Status, StreamPosition
+from django_outbox.models import Heartbeat, Pause, StreamPosition
 from django_outbox.monitoring import verdicts
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
@@ -33,9 +32,8 @@ from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from django_outbox.stores.stream import StoredPosition, Stream
 from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
-from tests.relay.test_refusals import triggering
 from tests.streams.conftest import LOG, execute, publish
-from tests.streams.sources import deliver, new_log_source
+from tests.streams.sources import deliver, insert, new_log_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
@@ -113,20 +111,6 @@ def new_worker() -> Iterator[Callable[..., Worker]]:
 def worker(new_worker: Callable[..., Worker]) -> Worker:
     """A worker whose claims are not ended by a slow machine."""
     return new_worker(follow_time=60.0)
-
-
-INSERT = """
-INSERT INTO django_outbox_outboxmessage (
-    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error, error_class,
-    available_at
-)
-VALUES (gen_random_uuid(), 't', '', '', 0, false, %s, '{}', 'default', 0, '', '', NULL) RETURNING id
-"""
-
-
-def insert(cursor: Any, payload: str = "1") -> int:
-    cursor.execute(INSERT, [payload])
-    return int(cursor.fetchone()[0])
 
 
 def test_messages_come_from_the_log_without_a_search(worker: Worker, scripted: Script):
@@ -671,19 +655,6 @@ def test_a_worker_that_reads_the_log_goes_on_as_soon_as_another_one_leaves_the_p
         assert worker.deliver() == 1
 
 
-def test_nothing_is_lost_if_another_relay_moves_the_position(worker: Worker, scripted: Script):
-    worker.follow()
-    ids = put(2, LOG)
-    worker.receive()
-    with Relay(using=LOG) as other:
-        assert other.drain().processed == 2
-    assert worker.deliver() == 0
-    ids += put(2, LOG)
-    worker.receive()
-    assert worker.deliver() == 2
-    assert scripted.published() == ids
-
-
 @pytest.mark.parametrize("problem", ["wal_level", "publication"])
 def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
     problem: str,
@@ -1043,21 +1014,3 @@ def test_a_slot_that_the_server_invalidates_loses_no_message(worker: Worker, scr
     ids += put(2, LOG, keys=1)
     worker.receive()
     worker.deliver_until(lambda: scripted.published()[1:] == ids)
-
-
-def test_a_row_that_cannot_leave_its_stream_stops_no_other(scripted: Script):
-    scripted.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
-    frozen = triggering("RAISE EXCEPTION 'frozen by accounting'", "OLD.payload = '2'::jsonb", using=LOG)
-    messages = OutboxMessage.objects.using(LOG).order_by("id")
-    with frozen, relays_in_threads(using=LOG, limits=QUICK) as start:
-        relay = start()
-        put(1, LOG, first=10)
-        eventually(lambda: relay.tally.processed == 1)
-        ids = put(6, LOG)
-        eventually(lambda: relay.tally.processed == 6)
-        put(4, LOG, first=20)
-        eventually(lambda: relay.tally.processed == 10)
-        put(4, LOG, first=20)
-        eventually(lambda: relay.tally.processed == 14)
-        assert [each.id for each in messages if each.status is Status.PENDING] == [ids[2]]
-    assert max(Counter(scripted.published()).values()) <= 2

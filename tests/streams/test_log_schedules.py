@@ -2,7 +2,7 @@
 
 from collections import Counter
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from django.db import connections
@@ -38,7 +38,7 @@ END_LOGS = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
 Arrival = tuple[int, str, str]
 """The writer and the key of a message that is committed while others are published, and what is lost then."""
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "table_interval": 0.0,
     "standby_interval": 0.0,
     "follow_pause": 0.0,

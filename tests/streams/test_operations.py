@@ -22,9 +22,8 @@ from django_outbox.admin.operations import CANCEL, DELIVER_AGAIN, HOLD, RETRY_NO
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay import Relay
 from tests.conftest import ALIASES
-from tests.streams.sources import deliver, new_source
+from tests.streams.sources import PG, deliver, drain, new_source
 from tests.support.admin.tools import CHANGELIST, url
 from tests.support.messages import ago, put, rows
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -32,13 +31,7 @@ from tests.support.routers import ROUTERS
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-PG = "postgresql"
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
-
-
-def drain() -> int:
-    with Relay(using=PG) as relay:
-        return relay.drain().processed
 
 
 def the(*ids: int) -> OutboxMessageQuerySet:

@@ -29,7 +29,7 @@ from tests.conftest import ALIASES
 from tests.relay.test_refusals import SETTLED, triggering
 from tests.relay.test_unsettled import HANDLERS, reason, refusing, restricted
 from tests.streams.conftest import LOG
-from tests.streams.sources import new_source
+from tests.streams.sources import PG, new_source
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -37,7 +37,6 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-PG = "postgresql"
 BAD = "'2'::jsonb"
 
 

@@ -18,13 +18,12 @@ from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay import Relay
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
 from django_outbox.stores.pausing import pause, resume
 from django_outbox.stores.stream import StoredPosition
 from tests.conftest import ALIASES
-from tests.streams.sources import deliver, new_source
+from tests.streams.sources import PG, deliver, drain, insert, new_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
@@ -32,7 +31,6 @@ from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-PG = "postgresql"
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
 FROM_TABLE: dict[str, Any] = {"PUBLISHERS": {"default": SCRIPTED}}
 
@@ -41,11 +39,6 @@ FROM_TABLE: dict[str, Any] = {"PUBLISHERS": {"default": SCRIPTED}}
 def streamed(scripted: Script) -> Iterator[None]:
     with override_settings(OUTBOX=OUTBOX):
         yield
-
-
-def drain() -> int:
-    with Relay(using=PG) as relay:
-        return relay.drain().processed
 
 
 def versions() -> dict[int, tuple[str, str]]:
@@ -154,16 +147,7 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(scr
         ids = put(1, PG)
         deliver(source, 2)
         ids += put(4, PG)
-        other.execute(
-            """
-            INSERT INTO django_outbox_outboxmessage (
-                message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error,
-                error_class, available_at
-            )
-            VALUES (gen_random_uuid(), 't', '', '', 0, false, '5', '{}', 'default', 0, '', '', NULL) RETURNING id
-            """
-        )
-        late = other.fetchone()[0]
+        late = insert(other)
         deliver(source, 2)
         assert scripted.published() == ids[:3]
         other.connection.commit()
@@ -196,33 +180,6 @@ def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream(s
     for key in ("k0", "k1"):
         of_key = [message.id for batch in scripted.batches for message in batch if message.key == key]
         assert of_key == sorted(of_key)
-
-
-def test_a_dump_is_restored_into_a_server_with_smaller_transaction_numbers(scripted: Script):
-    """Delivered messages are not sent again, and those that were not, before and after the dump, are delivered."""
-    delivered = put(3, PG, keys=2)
-    drain()
-    waiting = put(3, PG, keys=2)
-    with transaction.atomic(using=PG):
-        waiting.append(enqueue("t", 3, key="k0", using=PG, delay=0.001).pk)
-    positions = StreamPosition.objects.using(PG)
-    with connections[PG].cursor() as cursor:
-        # As from a server that is far ahead.
-        cursor.execute(
-            "UPDATE django_outbox_outboxmessage "
-            "SET xid = CASE WHEN id <= %s THEN '1000000000' ELSE '1000000009' END::xid8",
-            [delivered[-1]],
-        )
-    positions.update(server="another", passed="1000000005:1000000005:")
-    since = put(2, PG, keys=2)
-    # Before a relay has been there.
-    assert sum(publisher.due.number for publisher in read_status(PG).publishers) == 6
-    scripted.reset()
-    assert drain() == 6
-    assert sorted(scripted.published()) == [*waiting, *since]
-    assert set(states()) == {Status.PROCESSED}
-    assert put(1, PG)
-    assert drain() == 1
 
 
 def test_a_purge_deletes_only_delivered_messages():
@@ -305,15 +262,6 @@ def test_a_stream_begins_again_if_its_position_is_deleted(scripted: Script):
         source.sweep_next()
         deliver(source)
     assert scripted.published() == ids * 2
-
-
-def test_a_claim_of_nothing_is_empty():
-    put(3, PG)
-    source = new_source(PG)
-    for _ in range(3):
-        with source.claim(0) as claim:
-            assert claim.messages == []
-    assert drain() == 3
 
 
 def test_figures_are_right_while_a_page_is_delivered():

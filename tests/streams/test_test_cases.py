@@ -4,7 +4,8 @@ import pytest
 from django.test import override_settings
 
 from tests.conftest import ALIASES
-from tests.streams.test_streams import OUTBOX, PG, drain
+from tests.streams.sources import PG, drain
+from tests.streams.test_streams import OUTBOX
 from tests.support.messages import put, write
 from tests.support.publishers import Script
 

@@ -11,10 +11,9 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.models import Status, StreamPosition
-from django_outbox.relay import Relay
 from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
-from tests.streams.sources import deliver, new_source
+from tests.streams.sources import PG, deliver, drain, new_source
 from tests.support.messages import put, write
 from tests.support.pgbouncer import behind_pgbouncer
 from tests.support.publishers import SCRIPTED, Script
@@ -22,14 +21,8 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-PG = "postgresql"
 STREAMED = {**SCRIPTED, "SOURCE": "snapshot"}
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": STREAMED}}
-
-
-def drain() -> int:
-    with Relay(using=PG) as relay:
-        return relay.drain().processed
 
 
 def test_only_what_the_outer_transaction_keeps_of_savepoints_is_delivered(scripted: Script):

@@ -63,7 +63,7 @@ class LeasedDeliverer:
                         return batch.result._replace(refused=refused + batch.result.refused)
                     row = batch.rows[0]
                     if batch.messages:
-                        lease = source.lease(batch.messages[0])
+                        lease = source.table.lease(batch.messages[0])
                     else:
                         batch.settle(Decisions.none(0))
             except DatabaseError as error:
@@ -117,7 +117,7 @@ class LeasedDeliverer:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         message, source = renewer.message, self._phases.source
         with renewer.pausing() as lease:
-            claiming = self._savepoints.committing(source.claim_leased(message, lease))
+            claiming = self._savepoints.committing(source.table.claim_leased(message, lease))
             with batch.within(claiming) as claim:
                 if claim.messages:
                     if result is ACCEPTED:
@@ -177,7 +177,7 @@ class _LeaseRenewer:
         if not self.lease.may_have_ended:
             return True
         with self._lock:
-            if self._source.renew(self.lease):
+            if self._source.table.renew(self.lease):
                 return True
         self.report_lost("it is not handled here")
         return False
@@ -211,7 +211,7 @@ class _LeaseRenewer:
     def _renew(self) -> bool:
         """Renew the lease; return False if that is to be repeated soon."""
         try:
-            if not self._source.renew(self.lease):
+            if not self._source.table.renew(self.lease):
                 self.report_lost("its result will be discarded")
                 self._ended.set()
         except Exception as error:

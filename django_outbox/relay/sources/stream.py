@@ -431,7 +431,7 @@ class StreamReader:
             messages = read_messages([row for row in rows if row[0] not in waiting])
             self._listing, self._position = listing, stored
             claim = Claim(messages, StreamedBatch(listing, end, waiting))
-            if messages or limit < 1:
+            if messages:
                 return claim
             refused = self._settle(stream, claim, Settlement())
             if ids:

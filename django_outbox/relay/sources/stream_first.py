@@ -9,12 +9,12 @@ from django_outbox.messages import Message
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.sources.stream import StreamedBatch, StreamReader
 from django_outbox.relay.sources.table import TableSource
-from django_outbox.stores import Claim, Lease, Settlement
+from django_outbox.stores import Claim, Settlement
 from django_outbox.stores.rows import NONE
 
 
 class StreamFirst:
-    """Claims from a stream first, and from the table if that found nothing. It has the methods of `TableSource`."""
+    """Claims from a stream, or from the table if that found nothing; its `table` has leases and the like."""
 
     def __init__(self, table: TableSource, stream: StreamReader, limits: Limits = LIMITS) -> None:
         self.using = table.using
@@ -99,27 +99,6 @@ class StreamFirst:
     @property
     def wake_ups(self) -> Set[str]:
         return self.stream.wake_ups
-
-    def lease(self, message: Message) -> Lease | None:
-        return self.table.lease(message)
-
-    def renew(self, lease: Lease) -> bool:
-        return self.table.renew(lease)
-
-    def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
-        return self.table.claim_leased(message, lease)
-
-    def keep_processed(self) -> bool:
-        return self.table.keep_processed()
-
-    def find_refused(self, settlement: Settlement) -> dict[int, str]:
-        return self.table.find_refused(settlement)
-
-    def find_paused_types(self) -> frozenset[str]:
-        return self.table.find_paused_types()
-
-    def watch(self) -> AbstractContextManager[None]:
-        return self.table.watch()
 
     def close(self) -> None:
         self.stream.close()

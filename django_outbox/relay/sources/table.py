@@ -45,6 +45,11 @@ class TableSource:
         self._late_at = 0.0
         self.deletes_processed = settings.deletes_processed
 
+    @property
+    def table(self) -> "TableSource":
+        """The source of messages in the table, which is asked for what only concerns those."""
+        return self
+
     def claim(self, limit: int, refused: Set[int] = NONE, *, passed: str = "") -> AbstractContextManager[Claim]:
         """Claim at most `limit` due messages for as long as the context is open.
 
