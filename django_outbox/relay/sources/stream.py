@@ -16,27 +16,20 @@ from functools import partial
 from typing import cast
 
 from django_outbox.db.snapshots import NOTHING, Snapshot
-from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import Message
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.sources.log import Brought, LogFollower
+from django_outbox.relay.sources.servers import ServerCheck
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import NONE, Backend, read_messages
 from django_outbox.stores.stream import Listing, StoredPosition, Stream
-from django_outbox.utils.logs import logger
 from django_outbox.utils.process import name_process
 from django_outbox.utils.text import describe
 
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
-
-RECOVERED = 5000
-"""Maximum number of messages that one transaction moves to the table after a restore."""
-
-CHECK_INTERVAL = 10.0
-"""Seconds between two looks for a subscription that writes messages of another server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +109,7 @@ class StreamReader:
         # Another connection, or another process of the server, is another session, with a server to be checked.
         self._connection: object = None
         self._backends = set[Backend]()
-        self._is_checked = False
-        self._server = ""
-        self._check_at = 0.0
-        # The messages of a position of another server that have become pending, and those that were delivered there.
-        self._recovered = (0, 0)
+        self._server = ServerCheck(table)
 
     def note_refused(self, refused: Set[int]) -> None:
         """Leave these messages in the stream for now; go back to those that are to be published again."""
@@ -339,7 +328,7 @@ class StreamReader:
         self.passed = max(passed, self.passed or NOTHING, key=lambda passed: Snapshot.read(passed).end)
 
     def _begin_session(self) -> None:
-        self._is_checked = False
+        self._server.begin_session()
         self._forget()
         if self._log is not None:
             self._log.begin_session()
@@ -371,7 +360,7 @@ class StreamReader:
         claim = self._list(stream, position, limit)
         has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
         if self._ahead is None:
-            self._log.note_listing(self.passed, may_open=has_caught_up and self._is_checked)
+            self._log.note_listing(self.passed, may_open=has_caught_up and self._server.is_checked)
         return claim
 
     def _take(self, stream: Stream, position: StoredPosition, brought: Brought) -> Claim:
@@ -406,10 +395,11 @@ class StreamReader:
 
     def _list(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
         """Return the next messages of a listing, and move the position past messages that are not to be published."""
-        recovered = self._check_server(stream, position)
-        if recovered is None:
+        checked = self._server.check(stream, position)
+        if checked is None:
+            self.passed, self.goes_on = NOTHING, True
             return Claim([])
-        stored = recovered
+        stored = checked
         if self._ahead is not None and self._ahead.stored != stored:
             self._ahead = None
         while True:
@@ -487,53 +477,6 @@ class StreamReader:
         """Move messages to the table, and write their new states there."""
         stream.move_to_table(ids, refused)
         self._store.settle(claim, settlement.only({*ids}), delete_processed=self._table.deletes_processed)
-
-    def _check_server(self, stream: Stream, position: StoredPosition) -> StoredPosition | None:
-        """Return the position, as it is on this server; None while messages of another one are being settled.
-
-        A dump that is restored into another server has numbers of transactions that mean nothing there.
-
-        Raises:
-            RelayUnavailable: a subscription writes messages, with numbers that this server's position may be past.
-        """
-        if self._is_checked and time.monotonic() < self._check_at and position.server == self._server:
-            return position
-        if subscriptions := self._store.find_subscriptions():
-            raise RelayUnavailable(
-                f"a subscription writes messages of another server into the database {self._table.using!r}, and a "
-                "stream would miss some. Stop the relays of that server, wait until its messages have arrived, "
-                f"and run: DROP SUBSCRIPTION {', '.join(subscriptions)}"
-            )
-        self._check_at = time.monotonic() + CHECK_INTERVAL
-        server = stream.find_server()
-        if position.server and position.server != server:
-            self.passed = NOTHING
-            pending, processed, others = stream.settle_in_table(position, RECOVERED)
-            self._recovered = (self._recovered[0] + pending, self._recovered[1] + processed)
-            self.goes_on = bool(pending or processed or others)
-            if self.goes_on:
-                return None
-            self._report_recovery()
-            position = replace(position, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
-        if position.server != server:
-            # It is looked at again, because this transaction may be rolled back.
-            return stream.move(replace(position, server=server))
-        self._is_checked, self._server = True, server
-        return position
-
-    def _report_recovery(self) -> None:
-        pending, processed = self._recovered
-        self._recovered = (0, 0)
-        logger.warning(
-            "Publisher %(publisher)r: the position of its stream was copied from another server to database "
-            "%(database)r. %(pending)d messages that it had not passed are due in the table; %(processed)d are marked "
-            "as processed. Messages that the other server's relay delivered after the copy are sent again.",
-            event="relay.position_copied",
-            publisher=self._table.publisher_alias,
-            database=self._table.using,
-            pending=pending,
-            processed=processed,
-        )
 
 
 @dataclass(frozen=True, slots=True)
