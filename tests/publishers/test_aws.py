@@ -5,6 +5,7 @@ answers come from a server in front of moto (`tests.support.aws.answers`).
 """
 
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -48,8 +49,7 @@ def test_a_message_beyond_the_limit_is_rejected_alone(case: Case):
 
 @pytest.mark.skipif(not ELASTICMQ.is_usable, reason=ELASTICMQ.remedy)
 def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_others_arrive():
-    subject = ElasticMQSubject()
-    try:
+    with closing(ElasticMQSubject()) as subject:
         publisher = subject.publisher(max_message_bytes=1024 * 1024)
         large = make_message(subject.topic, b'"' + b"x" * 300_000 + b'"')
         messages = [*subject.messages(b"0", b"1"), large, *subject.messages(b"2", b"3")]
@@ -61,8 +61,6 @@ def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_othe
         assert "MessageTooLong" in outcomes[2].error
         # Without a key, each one is in a group of its own.
         assert sorted(each.body for each in subject.received()) == [b"0", b"1", b"2", b"3"]
-    finally:
-        subject.close()
 
 
 @pytest.mark.parametrize(
@@ -78,20 +76,16 @@ def test_a_character_that_aws_does_not_take_is_rejected_before_anything_is_sent(
 
 
 def test_headers_that_no_attribute_could_carry_arrive():
-    subject = SQSSubject()
-    try:
+    with closing(SQSSubject()) as subject:
         headers = {"a b": "\x01", "": "empty name", "n": 2**70, "list": [None, 1.5], "AWS.x": "", "traceparent": "\x02"}
         assert subject.publisher().publish([make_message(subject.topic, headers=headers)]) == [ACCEPTED]
         (received,) = subject.received()
         assert received.headers == headers
-    finally:
-        subject.close()
 
 
 @pytest.mark.parametrize("subject_class", [SQSSubject, SNSSubject])
 def test_a_cloudevent_arrives_as_one_json_object(subject_class: type[SQSSubject]):
-    subject = subject_class()
-    try:
+    with closing(subject_class()) as subject:
         publisher = subject.publisher(format="cloudevents", source="/shop")
         (message,) = subject.messages(b'{"a":  1}')
         assert publisher.publish([message]) == [ACCEPTED]
@@ -99,16 +93,13 @@ def test_a_cloudevent_arrives_as_one_json_object(subject_class: type[SQSSubject]
         event = json.loads(received.body)
         assert (event["id"], event["source"], event["data"]) == (message.message_id, "/shop", {"a": 1})
         assert b'"data": {"a":  1}}' in received.body
-    finally:
-        subject.close()
 
 
 # FIFO queues
 
 
 def test_messages_of_a_key_are_a_group_and_those_without_a_key_are_groups_of_their_own(aws: AwsAnswers):
-    subject = FIFOSubject()
-    try:
+    with closing(FIFOSubject()) as subject:
         publisher = subject.publisher(endpoint_url=aws.url)
         messages = [make_message(subject.topic, key=key) for key in ("order-1", "", "ä" * 10, "k" * 129)]
         assert publisher.publish(messages) == [ACCEPTED] * 4
@@ -117,19 +108,14 @@ def test_messages_of_a_key_are_a_group_and_those_without_a_key_are_groups_of_the
         assert groups[:2] == ["order-1", messages[1].message_id]
         assert all(each.startswith("sha256-") and len(each) <= 128 for each in groups[2:])
         assert [each["MessageDeduplicationId"] for each in batch.entries] == [each.message_id for each in messages]
-    finally:
-        subject.close()
 
 
 def test_a_message_that_is_sent_again_arrives_once_in_a_fifo_queue():
-    subject = FIFOSubject()
-    try:
+    with closing(FIFOSubject()) as subject:
         publisher = subject.publisher()
         (message,) = subject.messages(b"1")
         assert publisher.publish([message]) == publisher.publish([message]) == [ACCEPTED]
         assert len(subject.received()) == 1
-    finally:
-        subject.close()
 
 
 @pytest.mark.parametrize("key", ["order-1", "a.b_c:d/e{}~`", "k" * 128])

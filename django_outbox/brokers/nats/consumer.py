@@ -84,8 +84,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
 
 
 class NatsConsumerConnection(NatsConnection, ConsumerConnection):
-    """Reads through a durable consumer."""
-
     kind: ClassVar[str] = "consumer"
 
     def __init__(self, consumer: JetStreamConsumer) -> None:

@@ -98,7 +98,6 @@ def encode_pub(subject: bytes, payload: bytes, reply: bytes = b"") -> bytes:
 
 
 def encode_hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
-    """Return a message with a block of headers."""
     size = len(headers)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
 

@@ -171,7 +171,6 @@ class RedisPool:
         self._idle: list[RedisConnection] = []
 
     def take(self) -> RedisConnection:
-        """Return a connection that no other thread uses."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -193,7 +192,6 @@ class RedisPool:
 
 
 def encode_command(*arguments: str | bytes) -> bytes:
-    """Return a command as the server reads it."""
     return b"*%d\r\n" % len(arguments) + b"".join(map(encode_argument, arguments))
 
 

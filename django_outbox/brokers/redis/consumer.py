@@ -279,7 +279,6 @@ class RedisConsumerConnection(ConsumerConnection):
             raise Unavailable(explain(error)) from error
 
     def _read_owed(self) -> None:
-        """Read the replies to acknowledgements."""
         owed, self._owed = self._owed, 0
         replies = Replies()
         try:

@@ -38,7 +38,6 @@ _REMEDIES = OUTAGES | {
     "WRONGTYPE": "the key holds a value that is not a stream: correct the option stream",
     "NOPERM": "give the user of the url permission for the stream and its commands",
 }
-"""Codes of errors, with the remedy."""
 
 LEAVE_SERVER = frozenset(("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MOVED"))
 """Codes after which the connection is closed, because another server may be the right one."""

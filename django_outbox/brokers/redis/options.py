@@ -27,8 +27,7 @@ VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
 """Arguments of redis-py; before version 6 it verifies the host's name only with this argument."""
 
 Address = tuple[str, int]
-"""The host and the port of a server."""
-
+"""A host and a port."""
 MAX_LENGTH = 2**53
 MAX_REPLICAS = 1000
 
@@ -112,8 +111,6 @@ class RedisOptions:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PublishingOptions(RedisOptions):
-    """The options of a publisher."""
-
     stream: str = "{topic}"
     max_length: int | None = None
     replicas: int = 0
@@ -128,7 +125,6 @@ class PublishingOptions(RedisOptions):
 
 
 def name_addresses(addresses: Sequence[Address]) -> str:
-    """Format addresses for log lines and errors."""
     return ", ".join(f"{host}:{port}" for host, port in addresses)
 
 
