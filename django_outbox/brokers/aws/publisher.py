@@ -56,17 +56,14 @@ class AWSClient:
 
     def get(self) -> Any:
         """Return the client. Constructing it reads files, and may ask for credentials, so it may take seconds."""
-        client = self._client
-        if client is None:
-            with self._lock:
-                client = self._client
-                if client is None:
-                    options = self._options
-                    session = boto3.session.Session(region_name=options.region, **(options.session or {}))
-                    client = self._client = session.client(
-                        self._service, endpoint_url=options.endpoint_url, config=options.make_config()
-                    )
-        return client
+        with self._lock:
+            if self._client is None:
+                options = self._options
+                session = boto3.session.Session(region_name=options.region, **(options.session or {}))
+                self._client = session.client(
+                    self._service, endpoint_url=options.endpoint_url, config=options.make_config()
+                )
+            return self._client
 
     def drop(self) -> None:
         client, self._client = self._client, None

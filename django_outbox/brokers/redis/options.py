@@ -28,6 +28,7 @@ VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
 
 Address = tuple[str, int]
 """A host and a port."""
+
 MAX_LENGTH = 2**53
 MAX_REPLICAS = 1000
 
