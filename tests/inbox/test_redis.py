@@ -17,7 +17,6 @@ from django.db import connections
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
-from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
@@ -92,14 +91,6 @@ def test_a_user_with_the_documented_permissions_can_read(source, make_inbox):
         source.client.acl_deluser(user)
     assert payloads("default") == [1, 2]
     assert source.unsettled() == 0
-
-
-@pytest.mark.parametrize("has_stream", [True, False])
-def test_a_missing_group_has_a_remedy(source, make_inbox, has_stream):
-    if has_stream:
-        source.send(1)
-    with pytest.raises(RelayUnavailable, match="create the group, or set create_group"):
-        make_inbox(create_group=False, arguments={"idle_exit": 60}).run()
 
 
 def test_a_stream_that_is_deleted_is_read_again(source, make_inbox):
@@ -316,7 +307,6 @@ def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplo
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is missing"),
     "group": ({"group": None}, "group is missing"),
-    "create_group": ({"create_group": "end"}, "create_group is 'end'"),
     "consumer": ({"consumer": 7}, "consumer is 7"),
     "claim_idle": ({"claim_idle": 0}, "claim_idle is 0"),
     "url": ({"url": "http://:s3cret@localhost"}, "redis:// or rediss://"),

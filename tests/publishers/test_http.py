@@ -187,14 +187,6 @@ def test_a_busy_receiver_uses_up_no_attempt(receiver: Receiver, make_webhooks: M
     assert 0.1 <= outcome.retry_after <= 1.0
 
 
-def test_statuses_are_retried_by_option(receiver: Receiver, make_webhooks: MakePublisher):
-    receiver.reply = lambda call: Reply(int(call.path[1:]))
-    publisher = make_webhooks(receiver.url("/{key}"), retry=[404, 429])
-    for key in ("404", "429"):
-        (outcome,) = publisher.publish([make_message(key=key)])
-        assert (outcome.kind, outcome.counted, outcome.error_class) == (OutcomeKind.DEFERRED, True, f"http.{key}")
-
-
 def test_a_redirect_is_not_followed_and_names_the_host_only(receiver: Receiver, make_webhooks: MakePublisher):
     receiver.reply = lambda _call: Reply(307, {"location": f"{receiver.url('/s3cret', host='localhost')}?t=s3cret"})
     (outcome,) = make_webhooks(receiver.url("/from")).publish([make_message()])

@@ -1,4 +1,4 @@
-"""How the JetStream publisher logs in: users, seeds, credentials, permissions and TLS."""
+"""How the JetStream publisher logs in: users, credentials, permissions and TLS."""
 
 import logging
 import socket
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import nkeys
 import pytest
 
 from django_outbox.messages import ACCEPTED, OutcomeKind
@@ -21,20 +20,16 @@ pytest_plugins = ["tests.support.nats.fixtures", "tests.support.tls_fixtures"]
 # Logins
 
 
-SEED = nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode()
-PUBLIC = nkeys.from_seed(bytearray(SEED.encode())).public_key.decode()
-
-USERS = f"""
-authorization {{
+USERS = """
+authorization {
     users: [
-        {{ user: "outbox", password: "p@ss/wörd" }}
-        {{ nkey: {PUBLIC} }}
-        {{
+        { user: "outbox", password: "p@ss/wörd" }
+        {
             user: "narrow", password: "narrow",
-            permissions: {{ publish: ["shop.>"], subscribe: ["_INBOX.narrow.>"] }}
-        }}
+            permissions: { publish: ["shop.>"], subscribe: ["_INBOX.narrow.>"] }
+        }
     ]
-}}
+}
 """
 
 
@@ -59,26 +54,17 @@ def test_user_and_password_may_have_special_characters(
     assert publisher.publish([make_message(stream)]) == [ACCEPTED]
 
 
-def test_a_seed_logs_in(guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream, tmp_path: Path):
-    stream = guarded_nats.stream()
-    (tmp_path / "user.nk").write_text(f"{SEED}\n")
-    publisher = make_jetstream(guarded.url, credentials=str(tmp_path / "user.nk"))
-    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-    publisher.close()
-    # It is read for each connection.
-    (tmp_path / "user.nk").write_text("not a seed")
-    error = publisher.prepare()
-    assert "is neither a .creds file, with a JWT and a seed, nor the seed of a user's nkey" in error
-
-
 def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, tmp_path: Path):
     config, credentials = make_credentials()
     (tmp_path / "user.creds").write_text(credentials)
     with NatsServer(config) as server:
         publisher = make_jetstream(server.url, credentials=str(tmp_path / "user.creds"))
-        assert publisher.check() == []
         (outcome,) = publisher.publish([make_message("outbox-test-none")])
         assert outcome.error_class == "nats.no_stream"
+        publisher.close()
+        # It is read for each connection.
+        (tmp_path / "user.creds").write_text("no credentials")
+        assert "is not a .creds file" in publisher.prepare()
 
 
 def test_a_refused_login_is_an_error_that_does_not_show_the_password(
@@ -103,7 +89,6 @@ def test_a_user_who_may_only_publish_needs_no_other_permission(
     assert (denied.kind, denied.error_class, denied.counted) == (OutcomeKind.DEFERRED, "nats.not_permitted", True)
     assert "the user may not publish to this subject" in denied.error
     assert unknown.error_class == "nats.not_permitted"
-    assert not publisher.check()
 
 
 def test_whether_a_stream_has_a_subject_may_be_unknown(

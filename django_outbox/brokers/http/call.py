@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.http.connection import NO_RESPONSE, Result, Server
 from django_outbox.brokers.http.encoding import Request
-from django_outbox.brokers.http.errors import FailedRequest, Response
+from django_outbox.brokers.http.errors import FailedRequest, Response, outcome_of
 from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.brokers.suspensions import FIRST_WAIT, MIN_WAIT
@@ -67,9 +67,7 @@ class HTTPCall(EncodedCall[Message, Request]):
 
     def _take_results(self) -> list[Outcome]:
         results = self._results.copy()
-        responds = any(
-            isinstance(result, Response) and not self._options.statuses.is_busy(result) for result in results.values()
-        )
+        responds = any(isinstance(result, Response) and not result.is_busy for result in results.values())
         failures = [result for result in results.values() if isinstance(result, FailedRequest)]
         missing = self._server.busy
         is_unavailable = self._is_unavailable or not responds
@@ -89,7 +87,7 @@ class HTTPCall(EncodedCall[Message, Request]):
         if isinstance(result, Outcome):
             return result
         if isinstance(result, Response):
-            return self._options.statuses.outcome(result)
+            return outcome_of(result)
         if result is None:
             return unanswered(f"{origin}: {missing}") if missing else set_aside(LATE, MIN_WAIT, error_class="http.late")
         error = f"{origin}: {result.error}"

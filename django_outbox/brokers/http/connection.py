@@ -72,7 +72,7 @@ class Server:
         finally:
             self._give_back(connection)
         self.is_known = not isinstance(result, FailedRequest)
-        if request is not None and isinstance(result, Response) and self._options.statuses.is_busy(result):
+        if request is not None and isinstance(result, Response) and result.is_busy:
             self._busy = f"the receiver responded {result.text}"
             self._busy_until = time.monotonic() + min(result.wait, MAX_ASKED_WAIT)
         return result

@@ -4,14 +4,12 @@ import datetime
 import os
 import ssl
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import httpcore
-from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.http.network import AddressRefused
 from django_outbox.brokers.network_errors import explain_network
@@ -59,6 +57,10 @@ class Response:
     location: str = ""
 
     @property
+    def is_busy(self) -> bool:
+        return self.status in BUSY
+
+    @property
     def wait(self) -> float:
         """Seconds for which to send nothing to a receiver that is busy."""
         return max(BUSY_WAIT if self.retry_after is None else self.retry_after, MIN_WAIT)
@@ -81,34 +83,21 @@ class FailedRequest:
     sent: bool
 
 
-class Statuses:
-    """The outcomes of statuses; `retry` is the option."""
-
-    def __init__(self, retry: object) -> None:
-        given: Sequence[object] = retry if isinstance(retry, list | tuple) else [None]
-        self._retry = frozenset(status for status in given if type(status) is int and 400 <= status <= 599)
-        if len(self._retry) != len(given):
-            raise ImproperlyConfigured(f"retry is {retry!r}; it must be a list of different statuses from 400 to 599.")
-
-    def is_busy(self, response: Response) -> bool:
-        """Return whether the receiver asks the sender to wait, whatever the message."""
-        return response.status in BUSY and response.status not in self._retry
-
-    def outcome(self, response: Response) -> Outcome:
-        status = response.status
-        if 200 <= status < 300:
-            return ACCEPTED
-        error_class = f"http.{status}"
-        if 300 <= status < 400:
-            place = f" to the host {response.location!r}" if response.location else ""
-            text = f"the receiver responded {response.text}, a redirect{place}; set url to the address of the receiver"
-            return rejected(text, error_class=error_class)
-        text = f"the receiver responded {response.text}"
-        if self.is_busy(response):
-            return set_aside(text, response.wait, error_class=error_class)
-        if status in self._retry or status in RETRIED or status >= 500:
-            return retry_later(text, error_class=error_class, retry_after=response.retry_after)
+def outcome_of(response: Response) -> Outcome:
+    status = response.status
+    if 200 <= status < 300:
+        return ACCEPTED
+    error_class = f"http.{status}"
+    if 300 <= status < 400:
+        place = f" to the host {response.location!r}" if response.location else ""
+        text = f"the receiver responded {response.text}, a redirect{place}; set url to the address of the receiver"
         return rejected(text, error_class=error_class)
+    text = f"the receiver responded {response.text}"
+    if response.is_busy:
+        return set_aside(text, response.wait, error_class=error_class)
+    if status in RETRIED or status >= 500:
+        return retry_later(text, error_class=error_class, retry_after=response.retry_after)
+    return rejected(text, error_class=error_class)
 
 
 def explain(error: Exception) -> FailedRequest:

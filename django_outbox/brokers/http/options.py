@@ -8,7 +8,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.encoding import HTTPEncoder
-from django_outbox.brokers.http.errors import Statuses
 from django_outbox.brokers.http.urls import Origin, Url
 from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 
@@ -28,12 +27,10 @@ class HTTPOptions:
     concurrency: int = 20
     ssl: Mapping[str, str] | None = None
     allow_private_addresses: bool = False
-    retry: Sequence[int] = ()
     format: str = PLAIN
     source: str = ""
     tls: SSLContext | None = field(init=False)
     encoder: HTTPEncoder = field(init=False)
-    statuses: Statuses = field(init=False)
     origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,4 +46,3 @@ class HTTPOptions:
             raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
         self.tls = read_ssl(self.ssl or {}) if uses_tls else None
         self.encoder = HTTPEncoder(url, self.headers, self.secrets, format=self.format, source=self.source)
-        self.statuses = Statuses(self.retry)

@@ -38,7 +38,6 @@ class HTTPPublisher(HTTPOptions, Publisher):
         ssl: a dict with any of `cafile` (the authority to trust instead of the system's), `certfile` and `keyfile`
             (the client's certificate), all paths of PEM files. The server is always verified.
         allow_private_addresses: whether the server may have a private, loopback, link-local or reserved address.
-        retry: a list of statuses from 400 to 599 with which a message is deferred.
         format: `"plain"`, or `"cloudevents"` for CloudEvents with their attributes in headers.
         source: the attribute `source` of CloudEvents, a URI reference.
 

@@ -51,7 +51,6 @@ class Api:
 
     def __init__(self, client: JetStreamClient, options: NatsOptions) -> None:
         self._client = client
-        self._prefix = options.api
         self._seconds = options.stall_timeout
 
     # Streams
@@ -75,27 +74,6 @@ class Api:
             return set_aside(reason, BUSY_WAIT, error_class="nats.stalled")
         return set_aside(f"the stream {stream!r} has no leader", BUSY_WAIT, error_class="nats.no_leader")
 
-    async def check(self, stream: str, subject: str) -> str:
-        """Return what keeps messages from being stored, with the remedy; an empty string if nothing is known.
-
-        Args:
-            stream: the stream that has to exist; empty for any.
-            subject: the subject of all messages; empty if they have different ones.
-        """
-        try:
-            await self._ask(f"STREAM.INFO.{stream}" if stream else "INFO")
-            found = await self._find_stream(subject) if subject else stream
-        except NotPermitted:
-            # It may publish nevertheless.
-            return ""
-        except NoAnswer as error:
-            return _explain_no_stream(stream) if error.code == STREAM_NOT_FOUND else str(error)
-        if not found and subject:
-            return _explain_missing(subject)
-        if stream and found != stream:
-            return f"the subject {subject!r} belongs to the stream {found!r}; correct the option stream or subject"
-        return ""
-
     async def _find_stream(self, subject: str) -> str:
         found = await self._ask("STREAM.NAMES", {"subject": subject})
         names = found.get("streams") or [""]
@@ -109,7 +87,8 @@ class Api:
             config = (await self._read_info(f"{stream}.{name}"))["config"]
         except NoAnswer as error:
             if error.code == STREAM_NOT_FOUND:
-                raise NotUsable(_explain_no_stream(stream)) from None
+                text = f"there is no stream {stream!r}; create it, or correct the option stream"
+                raise NotUsable(text) from None
             if error.code == CONSUMER_NOT_FOUND:
                 text = f"there is no consumer {name!r} of stream {stream!r}; create it, or correct the option durable"
                 raise NotUsable(text) from None
@@ -143,7 +122,7 @@ class Api:
         return found
 
     async def _ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        subject = f"{self._prefix}.{name}"
+        subject = f"$JS.API.{name}"
         data = b"" if request is None else json.dumps(request).encode()
         try:
             message = await self._client.request(subject, data, timeout=self._seconds)
@@ -161,10 +140,6 @@ class Api:
             code = problem.get("err_code", 0)
             raise NoAnswer(f"JetStream: {problem.get('description')} (error {code})", code)
         return response
-
-
-def _explain_no_stream(stream: str) -> str:
-    return f"there is no stream {stream!r}; create it, or correct the option stream"
 
 
 def _explain_missing(subject: str) -> str:

@@ -5,8 +5,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any
 
 from django_outbox.brokers.connection_thread import ConnectionThread
 from django_outbox.brokers.nats.api import Api, NotUsable
@@ -14,8 +13,6 @@ from django_outbox.brokers.nats.client import JetStreamClient
 from django_outbox.brokers.nats.errors import explain
 from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.utils.logs import logger
-
-T = TypeVar("T")
 
 JOIN_TIMEOUT = 15.0
 """Seconds that a connection has to end. Everything that it waits for has a time limit, except the resolver of host
@@ -48,17 +45,6 @@ class NatsConnection(ConnectionThread):
             if not self._has_ended:
                 self._loop.call_soon_threadsafe(work)
             return not self._has_ended
-
-    def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Run a coroutine on the connection's thread and return its result; None if the connection ends first."""
-        with self._lock:
-            if self._has_ended:
-                return None
-            asked = asyncio.run_coroutine_threadsafe(work(), self._loop)
-        try:
-            return asked.result()
-        except CancelledError:
-            return None
 
     def close(self) -> None:
         self.call(self._close)

@@ -52,7 +52,7 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
         stream: the stream to read.
         durable: the name of the durable consumer.
         timeout: seconds until connecting to all servers is given up.
-        options: `servers`, `credentials`, `ssl`, `domain`, `inbox_prefix` and `connect_timeout` as for
+        options: `servers`, `credentials`, `ssl`, `inbox_prefix` and `connect_timeout` as for
             `JetStreamPublisher`, and the options of every consumer; see `Consumer`.
     """
 
@@ -90,7 +90,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         super().__init__(consumer)
         self._consumer = consumer
         self._place = consumer.stream, consumer.durable
-        self._next = f"{consumer.api}.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.durable}"
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.durable}"
         self._name = f"the consumer {consumer.durable!r} of stream {consumer.stream!r}"
         self._changed = asyncio.Event()
         self._max_buffer_bytes = 2 * consumer.batch_bytes

@@ -19,7 +19,7 @@ SERVERS = UrlOption("servers", "nats://user:password@host:4222", ("nats", "tls")
 DEFAULT_PORT = 4222
 
 INVALID_NAME = re.compile(r"[\s.*>/\\\x00-\x1f\x7f]")
-"""Characters that the name of a stream or a domain must not contain:
+"""Characters that the name of a stream or a consumer must not contain:
 https://docs.nats.io/running-a-nats-service/nats_admin/jetstream_admin/naming."""
 
 WHITESPACE_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
@@ -69,7 +69,6 @@ class NatsOptions:
     servers: str | Sequence[str] = ()
     credentials: str = ""
     ssl: Mapping[str, str] | None = None
-    domain: str = ""
     inbox_prefix: str = "_INBOX"
     timeout: float = 30.0
     connect_timeout: float = 5.0
@@ -84,7 +83,7 @@ class NatsOptions:
         self.node_timeout = min(self.connect_timeout, self.timeout / len(self.nodes))
         path: object = self.credentials
         if not isinstance(path, str):
-            raise ImproperlyConfigured("credentials must be the path of a .creds file, or of a file with a seed.")
+            raise ImproperlyConfigured("credentials must be the path of a .creds file.")
         if path:
             if importlib.util.find_spec("nkeys") is None:
                 raise ImproperlyConfigured(
@@ -93,7 +92,6 @@ class NatsOptions:
             if any(server.user for server in self.nodes):
                 raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
             read_credentials(path)
-        require_name("domain", self.domain)
         require_subject("inbox_prefix", self.inbox_prefix, "_INBOX")
         self.tls = None if self.ssl is None else read_ssl(self.ssl)
         if self.tls is not None and not all(server.requires_tls for server in self.nodes):
@@ -102,18 +100,13 @@ class NatsOptions:
             )
 
     @property
-    def api(self) -> str:
-        """The prefix of the subjects of JetStream's API."""
-        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
-
-    @property
     def stall_timeout(self) -> float:
         """Seconds that a message may go without a response before the server is probed."""
         return self.timeout / STALL_SHARE
 
 
 def require_name(option: str, value: object) -> None:
-    """Require the name of a stream, a consumer or a domain; it may be empty."""
+    """Require the name of a stream or a consumer; it may be empty."""
     if not isinstance(value, str) or INVALID_NAME.search(value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
 
@@ -147,7 +140,7 @@ def explain_invalid_subject(subject: str) -> str:
 
 
 def read_credentials(path: str) -> dict[str, Any]:
-    """Return nats-py's arguments for a `.creds` file, or for a file with a seed. No error shows the contents."""
+    """Return nats-py's arguments for a `.creds` file. No error shows the contents."""
     try:
         text = Path(path).read_text("ascii").strip()
     except (OSError, ValueError) as error:
@@ -155,11 +148,7 @@ def read_credentials(path: str) -> dict[str, Any]:
         raise ImproperlyConfigured(f"credentials: {path!r} cannot be read: {reason}.") from None
     if "BEGIN NATS USER JWT" in text and "BEGIN USER NKEY SEED" in text:
         return {"user_credentials": RawCredentials(f"{text}\n")}
-    if re.fullmatch(r"SU[A-Z2-7]{56}", text):
-        return {"nkeys_seed_str": text}
-    raise ImproperlyConfigured(
-        f"credentials: {path!r} is neither a .creds file, with a JWT and a seed, nor the seed of a user's nkey."
-    )
+    raise ImproperlyConfigured(f"credentials: {path!r} is not a .creds file, with a JWT and a seed.")
 
 
 def _read_server(parts: SplitResult) -> Server:

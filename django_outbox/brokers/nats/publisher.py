@@ -46,11 +46,9 @@ class JetStreamPublisher(NatsOptions, Publisher):
             for its type and `{key}` for its key.
         stream: the name of the stream that has to store the messages; another one refuses them. Empty for any stream
             that has the subject.
-        credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey. It is read for each
-            connection.
+        credentials: the path of a `.creds` file. It is read for each connection.
         ssl: for `tls://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
-        domain: the JetStream domain of the streams; empty for the server's.
         inbox_prefix: the first tokens of the subjects on which responses arrive; the user must be permitted to
             subscribe to `_INBOX.>`, or to this prefix instead of `_INBOX`.
         format: `plain`, or `cloudevents` for CloudEvents with their attributes in headers.
@@ -98,12 +96,6 @@ class JetStreamPublisher(NatsOptions, Publisher):
 
     def prepare(self) -> str:
         return self._usable_connection().wait_until_ready()
-
-    def check(self) -> Sequence[str]:
-        connection = self._usable_connection()
-        subject = self._subject.render(EXAMPLE) if self._subject.is_fixed else ""
-        reason = connection.wait_until_ready() or connection.check(stream=self.stream, subject=subject)
-        return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         call = NatsCall(messages, self._encode)

@@ -77,11 +77,6 @@ class NatsPublisherConnection(NatsConnection):
         """Queue messages for sending. Returns False if the connection has ended."""
         return self.call(lambda: self._submit(call))
 
-    def check(self, *, stream: str, subject: str) -> str:
-        """Return what keeps messages from being stored; see `Api.check`. The connection must be open."""
-        problem = self.ask(lambda: self._api.check(stream, subject))
-        return self.error if problem is None else problem
-
     # The connection's thread
 
     async def _open(self) -> None:

@@ -17,7 +17,7 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
-from django_outbox.brokers.options import require_flag, require_seconds, require_text
+from django_outbox.brokers.options import require_seconds, require_text
 from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
 from django_outbox.brokers.redis.encoding import (
     StreamEntry,
@@ -52,9 +52,8 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
     Args:
         alias: the consumer's name in the settings.
         stream: the stream to read.
-        group: the consumer group. Each entry goes to one member of a group.
-        create_group: whether to create the group, and the stream, if they do not exist. The group then gets all entries
-            that are there already.
+        group: the consumer group. Each entry goes to one member of a group. A group that does not exist is created, and
+            so is the stream; it gets all entries that are there already.
         consumer: the name of this consumer within the group, which no other running process may have. A process with
             the name of one that was killed gets its entries first, so the order is kept. Blank for a name that no
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
@@ -68,7 +67,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
 
     stream: str
     group: str
-    create_group: bool = True
     consumer: str = ""
     claim_idle: float = 300.0
     timeout: float = 15.0
@@ -78,7 +76,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         RedisOptions.__post_init__(self)
         require_text("stream", self.stream, "'order.created'")
         require_text("group", self.group, "'billing'")
-        require_flag("create_group", self.create_group)
         require_seconds("claim_idle", self.claim_idle)
         consumer: object = self.consumer
         if not isinstance(consumer, str) or consumer == RELEASED:
@@ -141,8 +138,6 @@ class RedisConsumerConnection(ConsumerConnection):
         try:
             if self._command("TYPE", options.stream) not in (b"none", b"stream"):
                 raise Unavailable(f"stream {options.stream!r} is the key of a value that is not a stream; correct it")
-            if not options.create_group:
-                self._command("XPENDING", *self._place)
         except Unavailable:
             self._connection.close()
             raise
@@ -151,8 +146,6 @@ class RedisConsumerConnection(ConsumerConnection):
         try:
             self._command("XPENDING", *self._place)
         except Unavailable:
-            if not self._options.create_group:
-                raise
             # If another process creates it at the same time, the next connection finds it.
             self._command("XGROUP", "CREATE", *self._place, "0", "MKSTREAM")
         self._has_group = True

@@ -34,7 +34,7 @@ Each refuses every write to the server, or every write to a slot of a cluster.
 """
 
 _REMEDIES = OUTAGES | {
-    "NOGROUP": "the stream or its group does not exist: create the group, or set create_group",
+    "NOGROUP": "the stream or its group was deleted: it is created again",
     "WRONGTYPE": "the key holds a value that is not a stream: correct the option stream",
     "NOPERM": "give the user of the url permission for the stream and its commands",
 }
