@@ -23,10 +23,11 @@ def case(aws: AwsAnswers) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("code", ["RequestThrottled", "Throttled", "KMSThrottling", "ThrottlingException"])
-def test_a_throttled_request_is_set_aside_for_as_long_as_aws_says(case: Case, aws: AwsAnswers, code: str):
-    aws.answer(case.action, Refusal(code, status=429, headers={"Retry-After": "7"}))
+def test_a_throttled_request_is_set_aside(case: Case, aws: AwsAnswers, code: str):
+    aws.answer(case.action, Refusal(code, status=429))
     (outcome,) = case.make().publish(case.messages(1))
-    assert (outcome.kind, outcome.counted, outcome.retry_after) == (OutcomeKind.DEFERRED, False, 7)
+    assert (outcome.kind, outcome.counted) == (OutcomeKind.DEFERRED, False)
+    assert 1 <= (outcome.retry_after or 0) <= 2
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,13 @@ https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMe
 https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html"""
 
 THROTTLE_WAIT = 1.0
-"""Minimum number of seconds for which messages of a throttled destination wait, unless AWS names a time."""
+"""Minimum number of seconds for which messages of a throttled destination wait."""
 
 INTERNAL_WAIT = 5.0
 """Seconds for which messages wait if AWS fails for every message of their destination, but responds."""
 
 DENIED_WAIT = 30.0
 """Seconds for which messages wait if their destination does not accept them, but others may."""
-
-MAX_WAIT = 3600.0
-"""Maximum number of seconds for which messages wait, if AWS names a time."""
 
 SLOW = "AWS responds too slowly: there was no time to send the message"
 
@@ -186,7 +183,7 @@ def _outcome(problem: Problem) -> Outcome:
     error_class = _error_class(problem)
     if problem.kind is Kind.THROTTLED:
         # Relays that were throttled together come back one by one.
-        seconds = min(problem.retry_after or THROTTLE_WAIT + random.random(), MAX_WAIT)  # noqa: S311
+        seconds = THROTTLE_WAIT + random.random()  # noqa: S311
         return set_aside(problem.text, seconds, error_class=error_class)
     if problem.kind is Kind.DENIED:
         return set_aside(problem.text, DENIED_WAIT, error_class=error_class)

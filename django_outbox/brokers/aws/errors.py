@@ -50,7 +50,6 @@ class Problem(NamedTuple):
 
     kind: Kind
     text: str
-    retry_after: float | None = None
 
 
 def _read_table(table: Mapping[Kind, Mapping[str, str]]) -> dict[str, tuple[Kind, str]]:
@@ -159,8 +158,7 @@ def explain_refusal(error: ClientError) -> Problem:
         problem = problem._replace(kind=Kind.CONTENT)
     elif problem.kind is Kind.UNKNOWN and (status >= 500 or code.isdigit()):
         problem = problem._replace(kind=Kind.INTERNAL)
-    retry_after = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
-    return problem._replace(retry_after=float(retry_after)) if retry_after.isdecimal() else problem
+    return problem
 
 
 def explain_failure(error: BaseException) -> Problem:
