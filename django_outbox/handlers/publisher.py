@@ -7,12 +7,13 @@ import asyncio
 import contextvars
 import hashlib
 import inspect
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
@@ -82,6 +83,14 @@ def current_database() -> str:
     return _database.get()
 
 
+class Call(NamedTuple):
+    """A handler at work on a message, since a time of the monotonic clock."""
+
+    handler: str
+    message_id: int
+    began: float
+
+
 class HandlersPublisher(TransactionalPublisher):
     """Calls the handler of each message, by default in a savepoint of the transaction of its claim.
 
@@ -95,6 +104,9 @@ class HandlersPublisher(TransactionalPublisher):
         time_limit: maximum number of seconds of a call, for handlers without their own limit; None for no limit.
         batch_seconds: seconds after which no further handler of a batch is called; the other messages go back
             unchanged.
+
+    Attributes:
+        calls: the handlers at work, by the thread that each one is called in.
 
     Raises:
         ImproperlyConfigured: an option is wrong.
@@ -121,6 +133,7 @@ class HandlersPublisher(TransactionalPublisher):
         self._time_limit = time_limit
         self._next_log = Allowance(1, LOG_INTERVAL)
         self._logged: set[Cause] = set()
+        self.calls: dict[int, Call] = {}
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
@@ -161,7 +174,7 @@ class HandlersPublisher(TransactionalPublisher):
         restored = restored._replace(attempts=message.attempts + 1)
         try:
             with handling(restored):
-                self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
+                self._run(found, found.fallback_function, decode_message(restored), restored, error, using=using)
         except BaseException as second:
             raise_interrupt(second)
             self._log(found, message, second, "The fallback of handler")
@@ -208,7 +221,7 @@ class HandlersPublisher(TransactionalPublisher):
             )
         try:
             with handling(message):
-                returned = self._run(found, found.function, (event, message), using)
+                returned = self._run(found, found.function, event, message, using=using)
         except Reject as error:
             return rejected(str(error) or describe(error), cause=error.__cause__ or error)
         except RetryLater as error:
@@ -234,13 +247,16 @@ class HandlersPublisher(TransactionalPublisher):
             )
         return returned
 
-    def _run(self, found: AnyHandler, function: Callable[..., Any], arguments: tuple[Any, ...], using: str) -> Any:
+    def _run(
+        self, found: AnyHandler, function: Callable[..., Any], event: Any, message: Message, *error: Any, using: str
+    ) -> Any:
         seconds = found.time_limit or self._time_limit
         # What the function sets in its context, such as the active language, ends with it.
         context = contextvars.copy_context()
         context.run(_database.set, using)
-        call = partial(context.run, function, *arguments)
-        with _keeping_context(context, using):
+        call = partial(context.run, function, event, message, *error)
+        noting = partial(self._noting, found.name, message.id)
+        with noting(), _keeping_context(context, using, noting):
             if seconds is None:
                 return context.run(finish, call())
             began = time.monotonic()
@@ -248,6 +264,16 @@ class HandlersPublisher(TransactionalPublisher):
                 # The call of a coroutine function takes no time.
                 returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
                 return context.run(finish, returned, seconds, time.monotonic() - began)
+
+    @contextmanager
+    def _noting(self, handler: str, message_id: int) -> Iterator[None]:
+        """Keep a call among `calls` while it lasts."""
+        thread = threading.get_ident()
+        self.calls[thread] = Call(handler, message_id, time.monotonic())
+        try:
+            yield
+        finally:
+            self.calls.pop(thread, None)
 
 
 def _find(message: Message) -> tuple[AnyHandler | None, Message]:
@@ -324,14 +350,24 @@ def _read_header(message: Message) -> dict[str, str] | None:
 
 
 @contextmanager
-def _keeping_context(context: contextvars.Context, using: str) -> Iterator[None]:
-    """Let the functions that are given to `transaction.on_commit` run in the context of the handler, and its trace."""
+def _keeping_context(
+    context: contextvars.Context, using: str, noting: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Let the functions that are given to `transaction.on_commit` run in the context of the handler, and its trace.
+
+    Args:
+        noting: notes that a function runs.
+    """
     connection = connections[using]
     first = len(connection.run_on_commit)
     yield
 
     def keep(hook: Callable[[], object]) -> Callable[[], Any]:
-        return lambda: context.run(lambda: finish(hook()))
+        def run() -> Any:
+            with noting():
+                return context.run(lambda: finish(hook()))
+
+        return run
 
     found = connection.run_on_commit[first:]
     connection.run_on_commit[first:] = [(entry[0], keep(entry[1]), *entry[2:]) for entry in found]

@@ -219,6 +219,15 @@ class OutageFigure:
     crashes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HandlerCall:
+    """A handler that has been at work on one message for long."""
+
+    handler: str
+    message_id: int
+    since: datetime.datetime
+
+
 RUNNING, STOPPED, NOT_SEEN = RELAY_STATES = (
     gettext_noop("running"),
     gettext_noop("stopped"),
@@ -237,6 +246,7 @@ class RelayStatus:
         state: one of `RELAY_STATES`.
         mode: `run`, `drain` or `once`.
         publishers: the state of each publisher's circuit breaker, or `crashed`, by alias.
+        slow_handlers: the handler that has been at work for longest, by publisher, if that is long and the relay runs.
     """
 
     name: str
@@ -256,6 +266,7 @@ class RelayStatus:
     failed: int
     outages: dict[str, OutageFigure] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    slow_handlers: dict[str, HandlerCall] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:

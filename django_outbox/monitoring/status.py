@@ -23,6 +23,7 @@ from django_outbox.monitoring.figures import (
     BlockedKey,
     ConsumerStatus,
     Count,
+    HandlerCall,
     OutageFigure,
     PausedType,
     PeriodCount,
@@ -315,12 +316,14 @@ def _last_delivery(counts: Counts, publisher: str) -> datetime.datetime | None:
 
 
 def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
+    state = _find_state(report, now)
+    calls = {alias: each["call"] for alias, each in report.publishers.items() if each.get("call")}
     return RelayStatus(
         **{name: getattr(report, name) for name in REPORTED},
         name=report.relay,
         publishers={alias: str(state.get("state", "")) for alias, state in report.publishers.items()},
         seconds_since_seen=_seconds_since_seen(report, now),
-        state=_find_state(report, now),
+        state=state,
         outages={
             alias: OutageFigure(
                 str(state["reason"]),
@@ -331,6 +334,11 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
             if state.get("reason")
         },
         refused={alias: str(state["refused"]) for alias, state in report.publishers.items() if state.get("refused")},
+        slow_handlers={
+            alias: HandlerCall(call["handler"], call["message"], _from_timestamp(call["since"], report.seen_at))
+            for alias, call in calls.items()
+            if state == RUNNING
+        },
     )
 
 

@@ -13,6 +13,7 @@ from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import OutboxSettings, get_settings
 from django_outbox.db.transactions import is_private, refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.models import OutboxMessage
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.delivery import Delivery, make_source, require_none_refused, unavailable
@@ -22,7 +23,7 @@ from django_outbox.relay.reports import relay_announcing, relay_reporting
 from django_outbox.relay.state import Budget, HandlerLock, Refusals, RelayState, Tally
 from django_outbox.relay.tenants import Tenants
 from django_outbox.relay.wake_ups import WakeUps, listening
-from django_outbox.relay.watchdog import DatabaseCalls, watching
+from django_outbox.relay.watchdog import DatabaseCalls, SlowHandlers, watching
 from django_outbox.relay.worker import drain, keep_running
 from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage
@@ -103,6 +104,10 @@ class Relay:
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,
+            slow_handlers=SlowHandlers(
+                {each.alias: each.calls for each in self.publishers if isinstance(each, HandlersPublisher)},
+                limits.handler_patience,
+            ),
         )
 
     def __enter__(self) -> "Relay":
@@ -288,6 +293,7 @@ class Relay:
         state, service, interval = self._state, self._state.service, self._state.limits.watch_interval
         with watching(
             state.database_calls,
+            state.slow_handlers,
             lambda reason: service.outages.note(Outage(service.database_subject, reason), interval),
             interval=interval,
             patience=state.limits.hang_patience,

@@ -172,7 +172,7 @@ def _blocked_keys(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _relays(figures: Status) -> Iterable[Sequence[str]]:
-    yield "relay", "state", "version", "mode", "workers", "publishers", "started", "seen", "delivered"
+    yield "relay", "state", "version", "mode", "workers", "publishers", "started", "seen", "delivered", "slow"
     for each in figures.relays:
         yield (
             each.name,
@@ -184,6 +184,11 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
             _ago(figures, each.started_at),
             f"{duration(round(each.seconds_since_seen))} ago",
             f"{each.processed:,}",
+            ", ".join(
+                f"handler {call.handler} has run for {_age(figures, call.since)} on message {call.message_id}"
+                for call in each.slow_handlers.values()
+            )
+            or "-",
         )
 
 
@@ -239,8 +244,12 @@ def _consumers(figures: Status) -> Iterable[Sequence[str]]:
         )
 
 
+def _age(figures: Status, time: datetime.datetime) -> str:
+    return duration(round((figures.at - time).total_seconds()))
+
+
 def _ago(figures: Status, time: datetime.datetime) -> str:
-    return f"{duration(round((figures.at - time).total_seconds()))} ago"
+    return f"{_age(figures, time)} ago"
 
 
 def _explain(using: str, error: ImproperlyConfigured | DatabaseError) -> str:
