@@ -17,10 +17,12 @@ from django.utils.module_loading import import_string
 from django_outbox.brokers import Consumer, Incoming
 from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 from django_outbox.brokers.rabbitmq.consumer import ReadingLimits
+from django_outbox.brokers.text_headers import to_text
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.content import id_of_incoming
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.storing import InboxWriter
+from django_outbox.messages import ACCEPTED
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
@@ -30,6 +32,7 @@ from tests.inbox.sources.kafka import KafkaSource
 from tests.inbox.sources.nats import JetStreamSource
 from tests.inbox.sources.rabbitmq import Dead, RabbitMQSource
 from tests.inbox.sources.redis import RedisSource
+from tests.support.claimed import make_message
 from tests.support.ports import free_port
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually, stays_same
@@ -75,16 +78,20 @@ def test_messages_are_stored_in_the_order_of_their_delivery(source, make_inbox):
     assert source.unsettled() == 0
 
 
-def test_a_message_of_an_outbox_keeps_its_fields(source, make_inbox):
-    headers = {"trace": "a", "größe": "ß"}
-    (id,) = source.send({"id": 7, "total": "9.50"}, type="order.größe", key="Schlüssel-7", headers=headers)
+def test_what_the_publisher_of_the_broker_sends_arrives_unchanged(source, make_inbox):
+    headers = {"float": 2.5, "large": 2**40, "text": "ß", "list": [1, {"a": None}]}
+    fields: dict[str, Any] = {"type": "order.größe", "key": "Schlüssel 7", "headers": headers}
+    message = make_message(source.name, b'{"id": 7, "total": "9.50"}', **fields)
+    with closing(source.make_publisher()) as publisher:
+        assert publisher.publish([message]) == [ACCEPTED]
+    source.sent = 1
     read_all(make_inbox(), source)
-    (message,) = stored("default")
-    assert (str(message.message_id), message.type, message.key) == (id, "order.größe", "Schlüssel-7")
-    assert (message.payload, message.headers) == ({"id": 7, "total": "9.50"}, headers)
-    assert message.topic == source.name
-    assert message.publisher == "default"
-    assert message.status is Status.PENDING
+    (found,) = stored("default")
+    assert str(found.message_id) == message.message_id
+    assert (found.type, found.topic, found.key) == ("order.größe", source.name, "Schlüssel 7")
+    sent = {name: to_text(value) for name, value in headers.items()} if source.has_text_headers else headers
+    assert (found.payload, found.headers) == ({"id": 7, "total": "9.50"}, sent)
+    assert (found.publisher, found.status, found.occurred_at) == ("default", Status.PENDING, message.occurred_at)
 
 
 def test_headers_of_the_outbox_do_not_come_in_from_outside(source, make_inbox):
@@ -308,7 +315,7 @@ def test_messages_are_received_again_when_the_database_was_unavailable_for_long(
         eventually(lambda: source.unsettled() == 0)
 
 
-@pytest.mark.parametrize("point", ["committed", "settled"])
+@pytest.mark.parametrize("point", ["inside", "committed", "settled"])
 def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(source, start, make_inbox, point):
     source.send(*range(50))
     eventually(lambda: source.receivable() == 50)

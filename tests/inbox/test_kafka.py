@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as Client
@@ -15,7 +14,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import Unavailable
-from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
+from django_outbox.brokers.kafka import KafkaConsumer
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT, KafkaConsumerConnection
 from django_outbox.exceptions import RelayUnavailable
@@ -24,7 +23,6 @@ from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, read_all, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
-from tests.support.claimed import make_message
 from tests.support.kafka.mock import OFFSET_COMMIT
 from tests.support.waiting import eventually
 
@@ -133,25 +131,6 @@ def test_offsets_that_are_refused_for_good_are_logged_once_with_the_remedy(sourc
 
 
 # Records
-
-
-def test_what_the_kafka_publisher_sends_arrives_unchanged(source, make_inbox):
-    message = make_message(
-        source.name, b'{"total": "9.50"}', key="order-7", headers={"text": "é", "list": [1, {"a": None}]}
-    )
-    formats: list[dict[str, Any]] = [{}, {"format": "cloudevents", "source": "/shop"}]
-    for options in formats:
-        publisher = KafkaPublisher("default", config={"bootstrap.servers": source.servers}, **options)
-        publisher.publish([message])
-        publisher.close()
-        source.sent += 1
-    read_all(make_inbox(), source)
-    (found,) = stored("default")
-    assert str(found.message_id) == message.message_id
-    assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
-    assert found.payload == {"total": "9.50"}
-    assert found.headers == {"text": "é", "list": '[1,{"a":null}]'}
-    assert found.occurred_at == message.occurred_at
 
 
 def test_a_record_of_another_program_is_stored(source, make_inbox):

@@ -19,12 +19,10 @@ from django_outbox.brokers.nats import JetStreamConsumer
 from django_outbox.brokers.nats.encoding import NatsDelivery, origin_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.messages import ACCEPTED
 from tests.inbox.conftest import QUICK, outbox_of, running
 from tests.inbox.sources.nats import JetStreamSource
-from tests.support.claimed import make_message
 from tests.support.nats.server import NatsServer
-from tests.support.nats.tools import MakeJetStream, Nats, nats_port, nats_url
+from tests.support.nats.tools import Nats, nats_port, nats_url
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually
 
@@ -309,31 +307,6 @@ def test_requests_respect_the_limits_of_the_durable_consumer(nats: Nats, make_co
 
 
 # What is read
-
-
-def test_what_the_publisher_sends_is_read_back(nats: Nats, make_jetstream: MakeJetStream, make_consumer: MakeConsumer):
-    stream = make_stream(nats)
-    message = make_message(f"{stream}.a", b'{"a":  1}', type="order.größe", key="k 1", headers={"tenant": "ä", "n": 1})
-    plain = make_jetstream()
-    events = make_jetstream(format="cloudevents", source="/shop", subject="{topic}.event")
-    assert [*plain.publish([message]), *events.publish([message])] == [ACCEPTED] * 2
-    consumer = make_consumer(stream)
-    consumer.open()
-    first, second = receive(consumer, 2)
-    assert first == Incoming(
-        tag=1,
-        body=message.payload,
-        message_id=message.message_id,
-        type="order.größe",
-        topic=f"{stream}.a",
-        key="k 1",
-        headers={"tenant": "ä", "n": "1"},
-        sent_at=message.occurred_at,
-        position=first.position,
-    )
-    assert first.position.startswith(f"{stream} 1 ")
-    event_headers = {**first.headers, "ce-source": "/shop", "ce-subject": f"{stream}.a"}
-    assert second == first._replace(tag=2, position=second.position, topic=f"{stream}.a.event", headers=event_headers)
 
 
 def read(*lines: bytes, body: bytes = b"{}") -> Incoming:

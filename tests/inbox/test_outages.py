@@ -1,7 +1,6 @@
 """Outages and crashes: of the broker, of the database and of the inbox itself. Each message is stored, once."""
 
 import json
-import os
 import signal
 import time
 from dataclasses import replace
@@ -245,22 +244,6 @@ def run_inbox(start: StartProcess, source) -> StartProcess:
         return start(RUN_INBOX, alias, name, json.dumps(outbox_of(source, **options)), point, *flags)
 
     return run
-
-
-# The contract suite kills it after the commit, with each broker.
-def test_an_inbox_that_is_killed_in_its_transaction_loses_nothing(using, source, run_inbox, make_inbox):
-    source.send(*range(50))
-    eventually(lambda: source.unsettled() == 50)
-    process = run_inbox(using, "inside", batch_size=5)
-    assert process.stdout.readline() == b"here\n"
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    # All that was not settled has come back; each batch had five messages at most.
-    eventually(lambda: source.unsettled() >= 40)
-    source.sent = source.unsettled()
-    read_all(make_inbox(using, batch_size=7), source)
-    assert payloads(using) == [*range(50)]
-    assert source.unsettled() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -9,6 +9,8 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db import connections, transaction
+from django.db.models import TextField
+from django.db.models.functions import Cast
 from django.test import override_settings
 
 from django_outbox.brokers import Incoming
@@ -97,6 +99,26 @@ def test_messages_of_unknown_types_are_dropped():
         batch = [incoming(1), incoming(2, headers={"kind": b"order.paid"})]
         received = receive(batch, consumer="billing", unknown_types="drop", type_header="kind")
     assert (tags(received.stored), tags(received.dropped)) == ([2], [1])
+
+
+def test_numbers_keep_their_digits(using):
+    if using == "mysql":
+        pytest.skip("MySQL stores JSON numbers as doubles")
+    receive([incoming(1, b'{"amount": 123456789012345678.91, "rate": 1.10}')], consumer="billing", using=using)
+    rows = OutboxMessage.objects.using(using).annotate(text=Cast("payload", TextField()))
+    (text,) = rows.values_list("text", flat=True)
+    assert "123456789012345678.91" in text
+    assert "1.10" in text
+
+
+def test_another_message_with_a_known_id_is_left_out_and_reported(using, caplog):
+    first = incoming(1, message_id="order-7")
+    assert tags(receive([first, first], consumer="billing", using=using).known) == [1]
+    assert "left out" not in caplog.text
+    others = [first._replace(type="order.paid"), first._replace(body=b"2")]
+    assert receive(others, consumer="billing", using=using).known == others
+    (message,) = stored(using)
+    assert f"another message with the same ID is stored; the first has the ID {message.message_id}" in caplog.text
 
 
 def test_an_empty_batch_is_stored():

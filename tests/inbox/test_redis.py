@@ -16,13 +16,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_outbox.brokers import Unavailable
-from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
+from django_outbox.brokers.redis import RedisStreamsConsumer
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import RUN_INBOX
 from tests.inbox.sources.redis import RedisSource
-from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
 
@@ -36,21 +35,6 @@ def source() -> Iterator[RedisSource]:
     source = RedisSource()
     yield source
     source.close()
-
-
-def test_what_the_redis_publisher_sends_arrives_unchanged(source, make_inbox):
-    headers = {"float": 2.5, "large": 2**40, "text": "é", "list": [1, {"a": None}]}
-    message = make_message(source.name, b'{"total": "9.50"}', key="order-7", headers=headers)
-    publisher = RedisStreamsPublisher("shop", url=source.options["url"])
-    publisher.publish([message])
-    publisher.close()
-    source.sent = 1
-    read_all(make_inbox(), source)
-    (found,) = stored("default")
-    assert str(found.message_id) == message.message_id
-    assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
-    assert (found.payload, found.headers) == ({"total": "9.50"}, headers)
-    assert found.occurred_at == message.occurred_at
 
 
 def test_an_entry_of_another_program_is_stored_with_its_fields_as_the_payload(source, make_inbox):

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from django_outbox.brokers import Publisher
 from tests.support.proxies import Proxies
 
 
@@ -29,12 +30,14 @@ class Source(abc.ABC):
 
     Attributes:
         backend: the path of the consumer's class.
+        has_text_headers: whether the values of headers are text.
         name: the topic of messages that say nothing else.
         port: the port of the broker on this machine.
         sent: number of messages that were sent since the test has read the source.
     """
 
     backend: ClassVar[str]
+    has_text_headers: ClassVar[bool] = False
     name: str
     port: int
     sent: int = 0
@@ -43,6 +46,10 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def options(self) -> dict[str, Any]:
         """The consumer's options."""
+
+    @abc.abstractmethod
+    def make_publisher(self) -> Publisher:
+        """Construct this package's publisher for the broker, which sends messages with this topic to the source."""
 
     @abc.abstractmethod
     def at(self, port: int) -> dict[str, Any]:

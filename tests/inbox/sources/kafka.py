@@ -5,6 +5,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from tests.inbox.sources.base import Sent, Source
 from tests.publishers.subjects.base import unique_name
@@ -30,6 +31,7 @@ class KafkaSource(Source):
     """
 
     backend = "django_outbox.brokers.kafka.KafkaConsumer"
+    has_text_headers = True
 
     def __init__(self, partitions: int = 1, servers: str = "") -> None:
         self.servers = servers or kafka_servers()
@@ -53,6 +55,9 @@ class KafkaSource(Source):
             "group": self.group,
             "topics": self.name,
         }
+
+    def make_publisher(self) -> KafkaPublisher:
+        return KafkaPublisher("shop", config={"bootstrap.servers": self.servers})
 
     def at(self, port: int) -> dict[str, Any]:
         return self._options_at(f"127.0.0.1:{port}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 
+from django_outbox.brokers.nats import JetStreamPublisher
 from tests.inbox.sources.base import Sent, Source
 from tests.support.nats.tools import Nats, nats_port, nats_url
 
@@ -17,6 +18,7 @@ HEADERS = {"message_id": "outbox-message-id", "type": "outbox-type", "key": "out
 
 class JetStreamSource(Source):
     backend = "django_outbox.brokers.nats.JetStreamConsumer"
+    has_text_headers = True
 
     def __init__(self) -> None:
         self.nats = Nats()
@@ -28,6 +30,9 @@ class JetStreamSource(Source):
     @property
     def options(self) -> dict[str, Any]:
         return {"servers": nats_url(), "stream": self.name, "durable": "billing"}
+
+    def make_publisher(self) -> JetStreamPublisher:
+        return JetStreamPublisher("shop", servers=nats_url())
 
     def at(self, port: int) -> dict[str, Any]:
         return {"servers": nats_url(port=port)}

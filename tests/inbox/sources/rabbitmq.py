@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pika
 from django.conf import settings
 
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from tests.inbox.sources.base import Sent, Source
 from tests.support.rabbitmq.tools import Broker, broker_url
 
@@ -36,6 +37,9 @@ class RabbitMQSource(Source):
     @property
     def options(self) -> dict[str, Any]:
         return {"url": settings.AMQP_URL, "queue": self.name}
+
+    def make_publisher(self) -> RabbitMQPublisher:
+        return RabbitMQPublisher("shop", url=settings.AMQP_URL)
 
     def at(self, port: int) -> dict[str, Any]:
         return {"url": broker_url(port=port)}

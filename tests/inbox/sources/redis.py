@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 
+from django_outbox.brokers.redis import RedisStreamsPublisher
 from tests.inbox.sources.base import Sent, Source
 from tests.publishers.subjects.base import unique_name
 from tests.support.redis.tools import server_url
@@ -33,6 +34,9 @@ class RedisSource(Source):
             "group": self.group,
             "claim_idle": CLAIM_IDLE,
         }
+
+    def make_publisher(self) -> RedisStreamsPublisher:
+        return RedisStreamsPublisher("shop", url=settings.REDIS_URL)
 
     def at(self, port: int) -> dict[str, Any]:
         return {"url": server_url(port=port)}
