@@ -155,8 +155,8 @@ class HandlersPublisher(TransactionalPublisher):
 
     def own_retry(self, message: Message) -> RetryEntry | None:
         """Return the retry policy of the handler of a message, if it has one."""
-        found, restored = _find(message)
-        return None if found is None else found.retry_for(restored)
+        found, _ = _find(message)
+        return None if found is None else found.retry
 
     def record_success(self, message: Message, using: str) -> None:
         """Call the finisher of the handler that has handled a message, if there is one."""

@@ -72,10 +72,6 @@ class Handler(Generic[P, R]):
         module, _, _, line = _origin(self)
         return f"{module}:{line}" if line else str(module)
 
-    def retry_for(self, message: Message) -> RetryEntry | None:
-        """Return the retry policy of a message, if it is not the publisher's."""
-        return self.retry
-
     def fallback(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register a function that is called when a message fails in this handler; a decorator.
 

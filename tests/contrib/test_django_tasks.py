@@ -285,20 +285,6 @@ def test_only_a_task_that_fails_for_good_is_finished(
     assert str(errors[0].exc_info[1]) == "no effect"
 
 
-def test_a_receiver_that_raises_does_not_fail_the_task(tasks: Any, using: str):
-    def receive(**_: Any) -> None:
-        raise ValueError("a bug of the receiver")
-
-    task_started.connect(receive)
-    try:
-        result = tasks.leave_effect.enqueue(using, "one")
-        drain(using)
-    finally:
-        task_started.disconnect(receive)
-    result.refresh()
-    assert (result.status, effects(using)) == (TaskResultStatus.SUCCESSFUL, ["one"])
-
-
 def test_a_task_whose_function_is_gone_fails_with_the_import_error(tasks: Any, using: str, configure: Configure):
     configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
     tasks.note.enqueue()
@@ -405,25 +391,3 @@ def test_the_result_of_a_task_whose_lease_was_lost_is_not_stored(tasks: Any, usi
     assert TaskRecord.objects.using(using).get().status == TaskResultStatus.RUNNING
     assert the_message(using).status == Status.PENDING
     assert TaskRecord.objects.using(using).get().return_value is None
-
-
-@pytest.mark.parametrize("pattern", ["tests.support.django_tasks.leave_effect_and_fail", "tests.*", "*"])
-def test_a_task_has_the_retry_policy_of_the_first_pattern_that_matches_its_path(
-    tasks: Any, using: str, configure: Configure, pattern: str
-):
-    retry = {"tests.support.other": {"MAX_ATTEMPTS": 5}, pattern: {"MAX_ATTEMPTS": 2}, "tests.support.*": {}}
-    configure({"database": using, "retry": retry}, retry={"MAX_ATTEMPTS": 4})
-    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
-    drain_all(using)
-    result.refresh()
-    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
-
-
-def test_a_task_that_no_pattern_matches_has_the_retry_policy_of_its_publisher(
-    tasks: Any, using: str, configure: Configure
-):
-    configure({"database": using, "retry": {"shop.*": {"MAX_ATTEMPTS": 1}}}, retry={"MAX_ATTEMPTS": 3})
-    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
-    drain_all(using)
-    result.refresh()
-    assert result.attempts == 3

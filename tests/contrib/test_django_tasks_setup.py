@@ -101,16 +101,6 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
         ({"database": "elsewhere"}, "E061", "['database'] is 'elsewhere', which is not in DATABASES"),
         ({"result_retention": 7}, "E061", "['result_retention'] is 7"),
         ({"result_retention": datetime.timedelta(-1)}, "E061", "not negative"),
-        (
-            {"retry": 3},
-            "E061",
-            "It must be a dict with keys that are patterns of import paths of tasks",
-        ),
-        (
-            {"retry": {"shop.tasks.*": {"MAX_ATEMPTS": 3}}},
-            "E061",
-            "['retry']['shop.tasks.*'] has an unknown key 'MAX_ATEMPTS'. Did you mean MAX_ATTEMPTS?",
-        ),
         ({"publisher": "nowhere"}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
         ({"publisher": 7}, "E062", "is 7"),
         ({"publisher": "default"}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),

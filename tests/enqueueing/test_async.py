@@ -1,6 +1,5 @@
 """Async code: the errors name the remedy, and the remedy works."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,19 +95,6 @@ class TestAtomicAsync:
 
         async_to_sync(view)()
         assert count(using) == 0
-
-    def test_calls_side_by_side_have_transactions_of_their_own(self, using: str):
-        @atomic_async(using=using)
-        def place(number: int) -> None:
-            enqueue("order.created", number, using=using)
-            if number == 3:
-                raise ValueError(number)
-
-        async def view() -> list[Any]:
-            return await asyncio.gather(*(place(number) for number in range(5)), return_exceptions=True)
-
-        assert [type(each) for each in async_to_sync(view)()].count(ValueError) == 1
-        assert sorted(message.payload for message in OutboxMessage.objects.using(using)) == [0, 1, 2, 4]
 
     def test_the_database_is_the_one_of_enqueue_by_default(self):
         @atomic_async

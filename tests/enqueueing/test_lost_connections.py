@@ -104,14 +104,6 @@ def test_an_error_that_is_not_a_lost_connection_is_raised_at_once(using: str, st
     assert len(tries) == 1
 
 
-def test_a_connection_that_is_lost_in_a_transaction_ends_the_transaction(using: str):
-    with pytest.raises(DatabaseError), transaction.atomic(using=using):
-        enqueue("t", 1, using=using)
-        kill(using)
-        enqueue("t", 2, using=using)
-    assert types(using) == []
-
-
 class Denying:
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         return False if app_label == "django_outbox" else None

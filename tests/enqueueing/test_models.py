@@ -205,8 +205,3 @@ def test_migrating_emits_no_warning():
     for alias in ALIASES:
         call_command("check", databases=[alias], tags=["models", "database", TAG], stdout=out, stderr=err)
     assert err.getvalue() == ""
-
-
-def test_the_text_of_a_message_has_its_type_and_message_id_and_no_payload():
-    message = OutboxMessage(type="order.created", payload="secret")
-    assert str(message) == f"order.created {message.message_id}"

@@ -375,14 +375,6 @@ def test_a_delay_must_be_a_duration_from_0_to_ten_years(delay: Any):
     refused("delay", delay=delay)
 
 
-@pytest.mark.parametrize(
-    ("delay", "shown"),
-    [(-5, "is -5 seconds;"), (datetime.timedelta(seconds=-0.5), "is -0.5 seconds;"), (4e8, "is 400,000,000 seconds;")],
-)
-def test_the_error_about_a_delay_shows_it_in_seconds(delay: Any, shown: str):
-    refused("delay", shown, "from 0 to 3,653 days", delay=delay)
-
-
 def test_delay_and_available_at_cannot_be_combined():
     refused("delay", "cannot be combined with available_at", delay=1, available_at=NOW)
 

@@ -246,22 +246,6 @@ class Sums:
     any: Any = None
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("name", ["number", "ratio"])
-def test_a_boolean_is_not_a_number(make: Any, name: str):
-    cls = event("test.everything")(make())
-    values = {each: kind() if kind in {int, float, Decimal} else None for each, kind in TYPES.items()}
-    values |= {"at": datetime.datetime.now(datetime.timezone.utc), "day": datetime.date.today(), "lines": []}  # noqa: DTZ011
-    values |= {"took": datetime.timedelta(1), "id": uuid.UUID(int=7), "colour": Colour.RED, "tags": frozenset()}
-    sent = cls(**{**values, "counts": {1: True}, name: True})
-    if make is make_model:
-        # Pydantic has converted it.
-        assert cls.__outbox_event__.encode(sent).payload[name] == 1
-        return
-    with pytest.raises(InvalidEvent, match=rf": {name}: must be a number, not bool\.$"):
-        cls.__outbox_event__.encode(sent)
-
-
 def test_booleans_are_found_at_any_depth_and_stay_where_they_belong():
     cls: Any = event("sums.made")(Sums)
     assert cls.__outbox_event__.encode(cls([1, 0], {"a": True}, [True, 1])).payload["any"] == [True, 1]

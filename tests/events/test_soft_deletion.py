@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.db import connection, models
 from model_utils.models import SoftDeletableModel
 from pytest_django.plugin import DjangoDbBlocker
@@ -125,13 +124,6 @@ def test_model_utils_gets_its_arguments(arguments: Any, options: Any, is_kept: b
     assert all_objects(SoftDeleted).filter(pk=id).exists() == is_kept
     assert not SoftDeleted.available_objects.filter(pk=id).exists()
     assert payloads() == [{"id": id}]
-
-
-def test_adelete_deletes_softly():
-    made = make(SoftDeleted)
-    async_to_sync(made.adelete)()
-    assert all_objects(SoftDeleted).filter(pk=made.pk, is_removed=True).exists()
-    assert payloads() == [{"id": made.pk}]
 
 
 def test_positional_arguments_of_another_save_are_not_a_database():

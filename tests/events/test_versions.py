@@ -159,11 +159,6 @@ def test_a_class_has_one_type():
         event("order.placed")(OrderCreated)
 
 
-def test_a_message_without_headers_has_version_1():
-    payload = {"id": 1, "lines": [1, 2]}
-    assert decode_event("order.created", payload, None) == OrderCreated(1, "EUR", 2)
-
-
 def test_a_plain_subclass_of_a_dataclass_cannot_be_an_event():
     class Special(OrderCreated):
         extra: int

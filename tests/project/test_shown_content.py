@@ -43,8 +43,7 @@ PLACES = {
     # Left out of queries.
     "admin/changelist.py": {"MessageList"},
     "monitoring/queues.py": {"describe_blocked"},
-    # Only names of headers of the trace context, and of a task's backend.
-    "contrib/django_tasks/handler.py": {"_TaskHandler"},
+    # Only names of headers of the trace context.
     "monitoring/tracing.py": {"OpenTelemetryTracer"},
     "tracing.py": {"PublishedBatch", "_traced", "trace_headers"},
     # The headers of a request of HTTP.

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.db import connections, transaction
-from django.test import TestCase, TransactionTestCase
+from django.test import TestCase
 
 from django_outbox import enqueue
 from django_outbox.handlers import handler
@@ -43,15 +43,6 @@ async def use(outbox: Outbox) -> None:  # noqa: F811
 class AsyncTests(OutboxTestMixin, TestCase):
     async def test_the_helpers_work_in_the_transaction_of_a_test_case(self) -> None:
         await use(self.outbox)
-
-
-class CommittingAsyncTests(OutboxTestMixin, TransactionTestCase):
-    async def test_the_helpers_work_where_tests_commit(self) -> None:
-        await use(self.outbox)
-
-
-def test_the_helpers_work_with_the_fixture(outbox: Outbox):  # noqa: F811
-    async_to_sync(use)(outbox)
 
 
 @pytest.mark.anyio

@@ -44,15 +44,6 @@ def call() -> None:
     Outbox().drain()
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
-@pytest.mark.django_db
-@pytest.mark.usefixtures("handlers")
-def test_each_run_of_a_test_calls_the_handler_that_it_has_defined(attempt: int):
-    earlier, called = define(), define()
-    call()
-    assert (earlier, called) == ([], [7])
-
-
 @pytest.mark.usefixtures("handlers")
 def test_a_block_forgets_its_handlers_and_keeps_those_of_the_project():
     define()

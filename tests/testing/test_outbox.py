@@ -1,11 +1,7 @@
 """The test helpers, in a `TestCase` and as a fixture."""
 
 import datetime
-import subprocess
-import sys
-import textwrap
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +26,6 @@ from django_outbox.testing import (
     drain,
     memory_publishers,
 )
-from tests.support.children import ROOT
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
@@ -84,12 +79,6 @@ class OutboxTests(OutboxTestMixin, TestCase):
         with pytest.raises(TypeError, match=r"^7 is neither the type of a message"):
             self.outbox.assert_enqueued(7)  # type: ignore[arg-type]
 
-    def test_the_list_of_messages_names_their_publishers(self) -> None:
-        with transaction.atomic():
-            enqueue("order.paid", {"id": 7}, publisher="handlers")
-        with pytest.raises(AssertionError, match=r"order\.paid publisher='handlers' \{"):
-            self.outbox.assert_enqueued("order.created")
-
     def test_messages_reach_publishers_in_memory(self) -> None:
         place_order(7)
         with transaction.atomic():
@@ -140,14 +129,6 @@ class OutboxTests(OutboxTestMixin, TestCase):
         with transaction.atomic(), pytest.raises(TransactionForbidden):
             self.outbox.drain()
 
-    def test_messages_that_are_enqueued_in_on_commit_are_found(self) -> None:
-        def hook() -> None:
-            enqueue("order.created", {}, require_transaction=False)
-
-        with self.captureOnCommitCallbacks(execute=True):
-            transaction.on_commit(hook)
-        self.outbox.assert_enqueued("order.created")
-
 
 @pytest.mark.django_db
 def test_functions_see_all_messages_of_the_table():
@@ -184,43 +165,3 @@ def test_a_drain_works_without_the_transaction_of_a_test(outbox: Outbox):  # noq
     place_order(7)
     with override_settings(OUTBOX={**settings.OUTBOX, "NOTIFY": False}):
         assert [message.key for message in outbox.drain().processed] == ["order-7"]
-
-
-SETTINGS = """
-    SECRET_KEY = "x"
-    USE_TZ = True
-    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-    INSTALLED_APPS = ["django_outbox"]
-    OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "no.such.driver"}}}
-"""
-
-TESTS = """
-    import pytest
-    from django.db import transaction
-    from django_outbox import enqueue
-
-    def enqueue_one():
-        with transaction.atomic():
-            enqueue("order.created", {"id": 7})
-
-    def test_in_a_transaction(outbox):
-        enqueue_one()
-        outbox.assert_enqueued("order.created", id=7)
-        assert len(outbox.drain().processed) == len(outbox.published) == 1
-
-    @pytest.mark.django_db(transaction=True)
-    def test_without_one(outbox):
-        enqueue_one()
-        assert len(outbox.drain().processed) == len(outbox.published) == 1
-"""
-
-
-@pytest.mark.slow
-def test_the_plugin_works_in_a_project(tmp_path: Path):
-    (tmp_path / "project_settings.py").write_text(textwrap.dedent(SETTINGS))
-    (tmp_path / "test_project.py").write_text(textwrap.dedent(TESTS))
-    options = ["-p", "no:django_outbox", "-p", "django_outbox.pytest_plugin", "--ds", "project_settings", "-q"]
-    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    environment = {"PATH": "", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert "2 passed" in ended.stdout, ended.stdout + ended.stderr

@@ -36,16 +36,6 @@ def test_a_wait_grows_by_its_kind_up_to_the_ceiling(kind: Kind, expected: list[f
     assert [backoff.after(failures) for failures in range(1, 7)] == expected
 
 
-def test_a_small_factor_reaches_the_ceiling_too():
-    assert Backoff(factor=1.01, jitter=0).after(2000) == 600
-
-
-def test_jitter_adds_at_most_its_share():
-    backoff = Backoff(delay=10, jitter=0.5)
-    assert backoff.after(1, rand=lambda: 0.0) == 10
-    assert backoff.after(1, rand=lambda: 1.0) == 15
-
-
 @given(backoffs(), failure_counts, shares)
 def test_every_wait_is_positive_and_at_most_the_ceiling_with_jitter(backoff: Backoff, failures: int, chance: float):
     assert 0 < backoff.after(failures, rand=lambda: chance) <= backoff.max_delay * (1 + backoff.jitter)

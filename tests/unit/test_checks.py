@@ -1,6 +1,5 @@
 """The system checks, each by its ID."""
 
-import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,23 +105,6 @@ def test_w046_the_database_of_tasks_lacks_the_tables(settings: Any):
     assert problem.msg.startswith("The database of TASKS['default'] is 'mariadb', but DATABASE_ROUTERS keep tables")
 
 
-@needs_tasks
-@pytest.mark.parametrize(
-    ("backend", "options"),
-    [
-        (TASKS, None),
-        ("django.tasks.backends.dummy.DummyBackend", None),
-        ("django.tasks.backends.dummy.DummyBackend", ["a", "b"]),
-        ("django.tasks.backends.dummy.DummyBackend", {"database": "mariadb"}),
-    ],
-)
-def test_w046_the_tasks_of_other_backends_need_no_tables(settings: Any, backend: str, options: Any):
-    with mock.patch.object(ToAnotherDatabase, "model", None):
-        settings.DATABASE_ROUTERS = [f"{__name__}.ToAnotherDatabase"]
-        settings.TASKS = {"default": {"BACKEND": backend, "OPTIONS": options}}
-        assert found() == {}
-
-
 def test_w047_the_tenants_of_a_database_without_messages_need_no_lists(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections["postgresql"], "set_tenant", None, raising=False)
     assert found() == {}
@@ -140,27 +122,12 @@ def test_e001_outbox_is_not_set(settings: Any):
     assert "ConsolePublisher" in str(problem.hint)
 
 
-def test_e002_unknown_key_and_the_hint_lists_the_known_keys():
-    problem = only(found({**publishers(BACKEND=SCRIPTED), "BATCHSIZE": 3}), "E002")
-    assert "'BATCHSIZE'" in problem.msg
-    assert str(problem.hint).startswith("Did you mean BATCH_SIZE? Known keys: ARCHIVE, BATCH_BYTES, BATCH_SIZE, ")
-
-
 @pytest.mark.parametrize(
     ("name", "meant"), [("publishers", "PUBLISHERS"), ("RETENSION", "RETENTION"), ("colour", ""), (3, "")]
 )
 def test_e002_the_hint_suggests_a_similar_key(name: Any, meant: str):
     hint = str(only(found({**publishers(BACKEND=SCRIPTED), name: 3}), "E002").hint)
     assert hint.startswith(f"Did you mean {meant}? Known keys: " if meant else "Known keys: ")
-
-
-def test_e003_invalid_value():
-    assert "OUTBOX['BATCH_SIZE'] is 0" in only(found({**publishers(BACKEND=SCRIPTED), "BATCH_SIZE": 0}), "E003").msg
-
-
-@pytest.mark.parametrize("outbox", [{}, {"PUBLISHERS": {}}, {"PUBLISHERS": {"other": {"BACKEND": SCRIPTED}}}])
-def test_e004_no_default_publisher(outbox: dict[str, Any]):
-    only(found(outbox), "E004")
 
 
 @pytest.mark.parametrize(
@@ -180,22 +147,11 @@ def test_e005_the_hint_suggests_a_similar_key_of_an_entry(name: str, meant: str)
     assert str(problem.hint).startswith(f"Did you mean {meant}? Known keys: " if meant else "Known keys: ")
 
 
-@pytest.mark.parametrize("value", [0, 0.5, -1, "120", True])
-def test_e005_invalid_claim_timeout_of_a_publisher(value: Any):
-    problem = only(found(publishers(BACKEND=SCRIPTED, CLAIM_TIMEOUT=value)), "E005")
-    assert f"OUTBOX['PUBLISHERS']['default']['CLAIM_TIMEOUT'] is {value!r}" in problem.msg
-
-
 @pytest.mark.parametrize("value", [0, -1, 2_000_000, "100", True, float("nan")])
 def test_e005_invalid_rate_limit_of_a_publisher(value: Any):
     problem = only(found(publishers(BACKEND=SCRIPTED, RATE_LIMIT=value)), "E005")
     assert f"OUTBOX['PUBLISHERS']['default']['RATE_LIMIT'] is {value!r}" in problem.msg
     assert problem.hint == "It must be a number from 0.01 to 1e+06."
-
-
-@pytest.mark.parametrize("backend", ["nowhere.Publisher", "tests.support.publishers.Missing", "Publisher"])
-def test_e006_backend_cannot_be_imported(backend: str):
-    assert backend in only(found(publishers(BACKEND=backend)), "E006").msg
 
 
 @pytest.mark.parametrize(
@@ -229,12 +185,6 @@ def test_every_publisher_and_consumer_of_the_app_is_offered():
         if name.endswith(("Publisher", "Consumer"))
     ]
     assert set(exported) <= set(SHIPPED)
-
-
-def test_e004_a_single_publisher_with_another_name():
-    with override_settings(OUTBOX={"PUBLISHERS": {"main": {"BACKEND": SCRIPTED}}}):
-        (problem,) = run_checks(tags=[TAG], databases=[])
-    assert problem.hint == "Messages go to it by default. Rename 'main' to 'default', or add another publisher."
 
 
 @pytest.mark.parametrize(
@@ -275,26 +225,6 @@ def test_e008_publisher_does_not_accept_its_options():
     without_options = "django_outbox.brokers.memory.MemoryPublisher"
     problem = only(found(publishers(BACKEND=without_options, OPTIONS={"color": "red"})), "E008")
     assert "unexpected keyword argument 'color'" in problem.msg
-
-
-def test_e008_ends_in_one_full_stop():
-    rabbitmq = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
-    problem = only(found(publishers(BACKEND=rabbitmq, OPTIONS={"url": 3})), "E008")
-    assert problem.msg.endswith(".")
-    assert not problem.msg.endswith("..")
-    problem = only(found(publishers(BACKEND=rabbitmq, OPTIONS={"url": "amqp://a", "exchang": "x"})), "E008")
-    assert not problem.msg.endswith("?.")
-
-
-def test_e008_is_reported_for_each_publisher():
-    entry = {"BACKEND": SCRIPTED, "OPTIONS": {"color": 1}}
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry, "other": entry}}):
-        assert [m.id for m in run_checks(tags=[TAG], databases=[])].count("django_outbox.E008") == 2
-
-
-def test_e009_use_tz_is_off():
-    with override_settings(USE_TZ=False):
-        only(found(), "E009")
 
 
 @pytest.mark.django_db
@@ -466,29 +396,6 @@ def test_e017_storage_of_the_archive_cannot_be_constructed(tmp_path: Path):
     ):
         assert "nowhere" in only(found(archiving({"storage": "broken"})), "E017").msg
         only(found(archiving({"storage": "wrong"})), "E017")
-
-
-def test_e018_messages_that_are_deleted_at_once_cannot_be_archived(tmp_path: Path):
-    with archive(tmp_path):
-        outbox = archiving({"storage": "outbox_archive"}, RETENTION=datetime.timedelta(0))
-        assert "timedelta(0)" in only(found(outbox), "E018").msg
-        assert found({**outbox, "RETENTION": None}) == {}
-
-
-def test_w019_the_archive_is_in_a_public_storage(tmp_path: Path):
-    with archive(tmp_path):
-        assert "served to the public" in only(found(archiving({"storage": "default"})), "W019").msg
-
-
-SQS = "django_outbox.brokers.aws.SQSPublisher"
-
-
-def test_w026_a_publisher_takes_less_than_a_payload_may_have():
-    limited = publishers(
-        BACKEND=SQS, OPTIONS={"queue_url": "https://sqs.eu-central-1.amazonaws.com/1/orders", "max_message_bytes": 4096}
-    )
-    assert "at most 4,096 bytes" in only(found({**limited, "MAX_PAYLOAD_BYTES": 4097}), "W026").msg
-    assert found({**limited, "MAX_PAYLOAD_BYTES": 4096}) == {}
 
 
 @pytest.mark.parametrize("path", ["nowhere.redact", "django_outbox.utils.text.MAX_IDS"])

@@ -321,15 +321,6 @@ def test_the_relay_follows_the_policy_of_the_publisher_and_the_type(refusing: An
     }
 
 
-@pytest.mark.django_db(transaction=True)
-def test_the_relay_waits_as_long_as_the_broker_asks_and_counts_the_attempt(refusing: Any):
-    refusing(lambda message: retry_later("slow down", retry_after=5000))
-    with override_settings(OUTBOX=outbox()):
-        deliver("a")
-    assert waits() == {"a": pytest.approx(5000, abs=20)}
-    assert OutboxMessage.objects.get().attempts == 1
-
-
 def broken(attempt: int, outcome: Outcome, message: Message) -> float:
     raise LookupError("a bug in the project")
 

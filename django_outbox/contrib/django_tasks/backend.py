@@ -25,8 +25,7 @@ class OutboxBackend(BaseTaskBackend):
         alias: the backend's alias in `TASKS`.
         params: its entry. `OPTIONS` may have `database` (the alias of the database; by default the one that the router
             chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default),
-            `retry` (retry policies by patterns of the import paths of tasks) and `result_retention` (a timedelta, 7
-            days by default; None keeps results forever).
+            and `result_retention` (a timedelta, 7 days by default; None keeps results forever).
     """
 
     supports_defer = True

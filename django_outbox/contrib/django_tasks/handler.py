@@ -1,23 +1,18 @@
 """The handler that runs tasks, in the transaction of a relay's claim or outside of any transaction."""
 
-import json
 import threading
-from contextlib import suppress
-from fnmatch import fnmatchcase
 from typing import Any
 
 from django.db import connections
-from django.tasks import TaskResultStatus, task_backends
+from django.tasks import TaskResultStatus
 from django.utils import timezone
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import read_retry
 from django_outbox.contrib.django_tasks.records import announce, begin, call, fail, make_record, succeed, update
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.publisher import current_database
 from django_outbox.handlers.registry import Handler, registry
 from django_outbox.messages import DJANGO_TASK, Message, Outcome, rejected
-from django_outbox.retry import RetryEntry
 from django_outbox.utils.process import name_process
 from django_outbox.utils.text import describe
 
@@ -28,22 +23,10 @@ _local = threading.local()
 and the record of the last task that has returned."""
 
 
-class _TaskHandler(Handler[[Any, Message], Outcome | None]):
-    """Handles the messages of all tasks, each by the retry policy of its task."""
-
-    def retry_for(self, message: Message) -> RetryEntry | None:
-        # A task of another project, or of a backend that no longer exists, has no policy.
-        with suppress(Exception):
-            backend = task_backends[json.loads(message.payload)["backend"]]
-            patterns = read_retry(backend.options.get("retry", {}))
-            return next((entry for pattern, entry in patterns.items() if fnmatchcase(message.topic, pattern)), None)
-        return None
-
-
 def register() -> None:
     """Register the handler, unless it is registered."""
     if registry.find(NAME) is None:
-        handler = _TaskHandler(run_task, (DJANGO_TASK,), NAME)
+        handler = Handler(run_task, (DJANGO_TASK,), NAME)
         handler.recorder = record_failure
         handler.finisher = record_success
         registry.add(handler)

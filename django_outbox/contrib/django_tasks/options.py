@@ -15,9 +15,6 @@ from django.tasks.base import Task, TaskResult
 
 from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import SettingsProblem, get_settings
-from django_outbox.conf.readers import Mistake, read_patterns, read_value
-from django_outbox.conf.retry import read_entry
-from django_outbox.retry import RetryEntry
 from django_outbox.utils.text import did_you_mean
 
 # At runtime, Django's classes take no type arguments.
@@ -26,7 +23,7 @@ AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 APP = "django_outbox.contrib.django_tasks"
 
-NAMES = ("database", "publisher", "result_retention", "retry")
+NAMES = ("database", "publisher", "result_retention")
 
 DEFAULT_PUBLISHER = "handlers"
 
@@ -95,17 +92,7 @@ def _find_wrong_options(where: str, options: Mapping[str, Any]) -> Iterator[Sett
             f"{where}['result_retention'] is {age!r}.",
             "Use a timedelta that is not negative, such as timedelta(days=7), or None to keep results forever.",
         )
-    mistakes: list[Mistake] = []
-    read_value(read_retry, options.get("retry", {}), f"{where}['retry']", mistakes)
-    for mistake in mistakes:
-        yield _invalid(mistake.message, mistake.hint)
     yield from _check_publisher(f"{where}['publisher']", options.get("publisher", DEFAULT_PUBLISHER))
-
-
-def read_retry(value: object) -> dict[str, RetryEntry]:
-    """Read the option `retry`: retry policies by patterns of the import paths of tasks."""
-    names = 'import paths of tasks, such as {"shop.tasks.charge": {"MAX_ATTEMPTS": 3}}'
-    return read_patterns(value, read_entry, f"a dict with keys that are patterns of {names}")
 
 
 def _invalid(message: str, hint: str) -> SettingsProblem:
