@@ -36,18 +36,11 @@ PATIENCE = 0.5
 
 
 class LiveFigures(NamedTuple):
-    """The state of a process at one moment.
-
-    Args:
-        done: the part of the work that is done, from 0 to 1; None if that is not known.
-        left: the progress and the time left: "45% · 12 s left".
-    """
+    """The state of a process at one moment."""
 
     served: str
     texts: Sequence[str]
     outages: Sequence[Outage] = ()
-    done: float | None = None
-    left: str = ""
 
 
 @contextmanager
@@ -100,11 +93,8 @@ def live_line(
 
 
 class RelayFigures:
-    def __init__(self, relay: Relay, *, draining: bool = False) -> None:
+    def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._draining = draining
-        self._began = time.monotonic()
-        self._first = relay.tally
         self._rate = Rate(relay.tally.processed)
         self._throttle = Throttle()
         self._queues: list[PublisherStatus] | None = None
@@ -123,8 +113,7 @@ class RelayFigures:
             f"failed {tally.failed:,}",
             f"retried {tally.retried:,}",
         ]
-        done, left = self._progress(tally.processed + tally.failed - self._first.processed - self._first.failed)
-        return LiveFigures(self._served(), texts, tuple(self._relay.outages), done, left)
+        return LiveFigures(self._served(), texts, tuple(self._relay.outages))
 
     def _served(self) -> str:
         """Return "database default · publishers default (limit 5/s), audit · 2 workers each"."""
@@ -147,18 +136,6 @@ class RelayFigures:
             yield f"oldest {duration(round(oldest))}" + (f" ({alias})" if len(self._queues) > 1 else "")
         if blocked := sum((queue.blocked for queue in self._queues), NONE):
             yield f"blocked {blocked}"
-
-    def _progress(self, settled: int) -> tuple[float | None, str]:
-        """Return the part of a drain that is done, and that part and the time left in words."""
-        due = sum((queue.due for queue in self._queues or ()), NONE)
-        if not self._draining or self._queues is None or due.more:
-            return None, ""
-        done = settled / (settled + due.number) if settled + due.number else 1.0
-        text = f"{done:.0%}"
-        if settled:
-            left = due.number * (time.monotonic() - self._began) / settled
-            text += f" · {duration(math.ceil(left))} left"
-        return done, text
 
     def _read_queues(self) -> list[PublisherStatus] | None:
         """Read what the monitoring shows of the pending messages; None if the database is unavailable."""
@@ -194,22 +171,13 @@ def describe_outage(outage: Outage) -> str:
 
 
 def _drawn(figures: LiveFigures) -> "Group":
-    from rich.console import Group, RenderableType  # noqa: PLC0415 - an optional dependency
-    from rich.progress_bar import ProgressBar  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Group  # noqa: PLC0415 - an optional dependency
     from rich.text import Text  # noqa: PLC0415
 
     texts = Text(" · ".join(figures.texts))
     texts.highlight_regex(r"\b(failed|invalid) [1-9][\d,]*", "bold red")
-    lines: list[RenderableType] = [Text(figures.served, style="dim"), texts]
-    lines += [Text(describe_outage(outage), style="bold red") for outage in figures.outages]
-    if figures.done is not None:
-        bar = Table.grid(padding=(0, 1), expand=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.add_row(ProgressBar(total=1.0, completed=figures.done), figures.left)
-        lines.append(bar)
-    return Group(*lines)
+    outages = [Text(describe_outage(outage), style="bold red") for outage in figures.outages]
+    return Group(Text(figures.served, style="dim"), texts, *outages)
 
 
 def _move_log_handlers(old: Sequence[Any], new: Sequence[Any]) -> None:

@@ -53,8 +53,8 @@ def xterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def read(relay: Relay, **options: Any) -> LiveFigures:
-    return RelayFigures(relay, **options).read()
+def read(relay: Relay) -> LiveFigures:
+    return RelayFigures(relay).read()
 
 
 def test_the_figures_are_those_of_the_database_and_the_relay(using_sqlite: str):
@@ -65,7 +65,6 @@ def test_the_figures_are_those_of_the_database_and_the_relay(using_sqlite: str):
     due, oldest, *counts = figures.texts
     assert (due, counts) == ("due 3", ["0 msg/s", "delivered 0", "failed 0", "retried 0"])
     assert re.fullmatch(r"oldest \d+(\.\d)? s", oldest)
-    assert (figures.done, figures.left) == (None, "")
 
 
 def test_each_of_several_publishers_has_the_workers(using_sqlite: str, settings: Any):
@@ -109,19 +108,8 @@ def test_due_messages_are_counted_only_up_to_a_limit(using_sqlite: str, monkeypa
     monkeypatch.setattr(queues, "MAX_COUNT", 2)
     put(4)
     with Relay() as relay:
-        figures = read(relay, draining=True)
+        figures = read(relay)
     assert figures.texts[0] == "due 2+"
-    assert figures.done is None
-
-
-def test_a_drain_shows_how_much_is_done_and_how_long_the_rest_takes(using_sqlite: str):
-    put(4)
-    with Relay(max_messages=3, batch_size=3) as relay:
-        reader = RelayFigures(relay, draining=True)
-        relay.drain()
-        figures = reader.read()
-    assert figures.done == 0.75
-    assert re.fullmatch(r"75% · .+ left", figures.left)
 
 
 @pytest.mark.django_db

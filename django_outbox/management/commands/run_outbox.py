@@ -139,8 +139,7 @@ class Command(ServiceCommand):
             self._serve_tenants(relay, options)
             return
         self.require_schema(relay.using, REQUIRED)
-        read = RelayFigures(relay, draining=options["drain"]).read
-        with relay, self._serving_metrics(options), self.working(relay.using, read):
+        with relay, self._serving_metrics(options), self.working(relay.using, RelayFigures(relay).read):
             if options["drain"]:
                 relay.drain()
             elif options["once"]:
