@@ -36,6 +36,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
         "edit": url("edit", id),
         "overview": reverse("admin:django_outbox_overview"),
         "pause": f"{reverse('admin:django_outbox_overview_pause')}?publisher=default",
+        "resume": f"{reverse('admin:django_outbox_overview_resume')}?publisher=default",
         "group": f"{reverse('admin:django_outbox_overview_requeue')}?{CAUSE}",
     }
 
@@ -127,7 +128,7 @@ def test_no_word_is_broken_and_nothing_is_covered(
     settings.LANGUAGE_CODE = language
     for name, path in pages.items():
         operator.open(path)
-        for width in (390, 768, 1280):
+        for width in (390, 600, 768, 1280, 1920):
             resize(operator, width)
             checks = (BROKEN_WORDS, COVERED, BEYOND_THE_EDGE, WIDER_THAN_THEIR_BOX)
             assert [script(operator, check) for check in checks] == [[], [], [], []], (name, width)
