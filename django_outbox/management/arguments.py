@@ -9,10 +9,9 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from django_outbox.conf import get_settings
+from django_outbox.retention.purge import MAX_AGE
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-MAX_AGE = datetime.timedelta(days=36_500)
 
 
 def whole_number(text: str) -> int:

@@ -103,9 +103,8 @@ class OutboxCommand(BaseCommand):
 
     def confirm(self, question: str, options: dict[str, Any]) -> bool:
         """Ask if necessary, and return whether the change may be made."""
-        return not self.is_asking(options) or self.ask(question)
-
-    def ask(self, question: str) -> bool:
+        if not self.is_asking(options):
+            return True
         self.stdout.write(escape(f"{question} [y/N] "), ending="")
         self.stdout.flush()
         if sys.stdin.readline().strip().lower() in {"y", "yes"}:

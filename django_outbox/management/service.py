@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Model
@@ -45,11 +46,11 @@ class ServiceCommand(OutboxCommand):
 
     @contextmanager
     def working(self, using: str, read: Callable[[], LiveFigures]) -> Iterator[None]:
-        """Show the figures on a terminal until the end of the block; an error of the outbox ends the command."""
+        """Show the figures on a terminal until the end of the block; a wrong setting or an outage ends the command."""
         with frozen(), live_line(using, read, sys.stderr if self.verbosity > 0 else None):
             try:
                 yield
-            except OutboxError as error:
+            except (ImproperlyConfigured, OutboxError) as error:
                 # A process that is stopping leaves the rest to the next one.
                 if not self.signals.received:
                     raise CommandError(str(error)) from error

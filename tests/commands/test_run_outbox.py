@@ -81,7 +81,7 @@ def test_publisher_flag_may_be_repeated():
         (["--database", "nowhere"], "no database 'nowhere'; DATABASES has default, "),
         (["--publisher", "nobody"], "no publisher 'nobody'. Configured publishers: default"),
         (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
-        (["--workers", "1000"], "'1000' is more than 32: each worker of each publisher holds a database connection"),
+        (["--workers", "1000"], "workers is 1000; it must be from 1 to 32: each worker of each publisher holds a"),
         (["--workers", "two"], "'two' is not a whole number of at least 1"),
         (["--poll-interval", "0"], "'0' is not a number of seconds above 0"),
         (["--stop-timeout", "0"], "'0' is not a number of seconds above 0"),

@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,10 @@ def test_purged_messages_are_in_a_file_with_a_manifest(using: str, archive: Path
     manifest = found.manifest
     assert manifest is not None
     assert (manifest.reason, manifest.by, manifest.database, manifest.count) == ("purged", "", using, 3)
-    assert before < manifest.archived_at < ago()
+    archived_at = datetime.fromisoformat(manifest.archived_at)
+    assert before < archived_at < ago()
     path = archive / manifest.file
-    assert found.name.startswith(f"{using}/{manifest.archived_at:%Y/%m/%d}/")
+    assert found.name.startswith(f"{using}/{archived_at:%Y/%m/%d}/")
     assert (manifest.size, manifest.sha256) == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     assert [line["id"] for line in lines] == old

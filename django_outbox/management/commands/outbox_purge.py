@@ -47,8 +47,7 @@ class Command(OutboxCommand):
         verb, done = ("Archive and delete", "archived and deleted") if get_settings().archive else ("Delete", "deleted")
         messages = OutboxMessageQuerySet(OutboxMessage, using=database)
         old = messages.processed().filter(processed_at__lt=DatabaseNow() - age)
-        asking = self.is_asking(options)
-        if asking or options["dry_run"]:
+        if options["dry_run"] or self.is_asking(options):
             found = self._count(old.exclude(is_linked(database)))
             if not found:
                 self.report(f"No processed message to delete is older than {duration(age.total_seconds())}.")
@@ -59,7 +58,7 @@ class Command(OutboxCommand):
                 self._report_linked(old)
                 self.report("This is a dry run: nothing was changed.")
                 return
-            if not self.ask(f"{verb} {found.lower()} older than {duration(age.total_seconds())}?"):
+            if not self.confirm(f"{verb} {found.lower()} older than {duration(age.total_seconds())}?", options):
                 return
         deleted = purge(
             using=database, older_than=age, on_progress=lambda total: self.show_progress(f"{total:,} {done}")

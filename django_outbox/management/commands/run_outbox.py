@@ -1,6 +1,5 @@
 """`manage.py run_outbox`: arguments and signals of the operating system, nothing else."""
 
-import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,15 +14,6 @@ from django_outbox.management.service import ServiceCommand, print_line
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from django_outbox.stores.schema import REQUIRED
-
-
-def worker_count(text: str) -> int:
-    count = whole_number(text)
-    if count > MAX_WORKERS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is more than {MAX_WORKERS}: each worker of each publisher holds a database connection"
-        )
-    return count
 
 
 class Command(ServiceCommand):
@@ -60,7 +50,7 @@ class Command(ServiceCommand):
         parser.add_argument(
             "--workers",
             metavar="N",
-            type=worker_count,
+            type=whole_number,
             help=f"Threads for each publisher, at most {MAX_WORKERS}. With two, one claims while the other's batch is "
             "at the broker (default: 2, or 1 with --drain).",
         )
@@ -128,7 +118,7 @@ class Command(ServiceCommand):
                 stop_timeout=options["stop_timeout"],
                 limits=self.limits,
             )
-        except ImproperlyConfigured as error:
+        except (ImproperlyConfigured, ValueError) as error:
             raise CommandError(str(error)) from error
         self.signals.stop(relay)
         if options["only_check"]:
@@ -156,10 +146,7 @@ class Command(ServiceCommand):
 
     def _serve_tenants(self, relay: Relay, options: dict[str, Any]) -> None:
         with relay, self._serving_metrics(options), self.working(relay.using, RelayFigures(relay).read):
-            try:
-                relay.run_for_tenants(options["schema"])
-            except ImproperlyConfigured as error:
-                raise CommandError(str(error)) from error
+            relay.run_for_tenants(options["schema"])
 
     @contextmanager
     def _serving_metrics(self, options: dict[str, Any]) -> Iterator[None]:

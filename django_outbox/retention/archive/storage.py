@@ -58,21 +58,20 @@ class Manifest:
 
     Attributes:
         by: the person or program that discarded the messages; blank if unknown.
-        archived_at: time at which the file was written, by the clock of the writer.
+        archived_at: time at which the file was written, by the clock of the writer, in ISO 8601.
     """
 
     file: str
     database: str
     reason: str
     by: str
-    archived_at: datetime.datetime
+    archived_at: str
     count: int
     size: int
     sha256: str
 
     def to_json(self) -> bytes:
-        values = {"version": VERSION, **asdict(self), "archived_at": self.archived_at.isoformat()}
-        return (json.dumps(values, ensure_ascii=False) + "\n").encode()
+        return (json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False) + "\n").encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "Manifest":
@@ -81,7 +80,6 @@ class Manifest:
             values: dict[str, Any] = json.loads(text)
             version = values.pop("version")
             if version == VERSION:
-                values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
                 return cls(**values)
         except Exception as error:
             raise ValueError(f"it is not a manifest ({type(error).__name__})") from None
@@ -160,7 +158,7 @@ class ArchiveStorage:
                     database=self._database,
                     reason=reason,
                     by=by,
-                    archived_at=now,
+                    archived_at=now.isoformat(),
                     count=len(spool.ids),
                     size=size,
                     sha256=sha256,
