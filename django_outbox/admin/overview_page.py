@@ -46,7 +46,6 @@ STATES: dict[str, Any] = {
     "not_delivering": gettext_lazy("not delivering"),
     "unavailable": gettext_lazy("unavailable"),
     "refused": gettext_lazy("refused by the database"),
-    "not_reporting": gettext_lazy("not reporting"),
     "unknown_publisher": gettext_lazy("not in the settings"),
     "behind": gettext_lazy("behind"),
 }

@@ -87,17 +87,16 @@ class PublisherStatus:
         held: messages that wait for an operator, because their type is paused or because they were held themselves.
         processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last 60 seconds: in the
             last six slots of 10 seconds up to the latest report of each relay.
-        delivered_at: the time by which the last delivery was reported, to 10 seconds, or to a minute if it was longer
-            ago; None if there was none in the last day.
+        delivered_at: the time by which the last delivery was reported, to 10 seconds, or to a minute if it was more
+            than 10 minutes ago; None if there was none in the last day.
         rate_limit: the number of messages a second that all relays together may deliver; None without a limit.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
-            or `crashed` if a worker crashed lately; empty if no relay serves it.
-        outage: why it is unavailable, or its worker crashed; otherwise empty.
+            or `crashed` if a worker crashed lately; empty if no relay serves it. If only some relays cannot reach the
+            broker, the others count.
+        outage: why no relay can reach the broker, or why a worker crashed; otherwise empty.
         refused: why the database refuses every new state of one of its messages; empty if it does not.
         crashes: how often one worker crashed in a row, at most.
         relays: number of running relays that serve it.
-        silent: number of relays that serve it and have missed two reports, but have not been silent for long.
-        silent_seconds: the time since the last report of any of them; None if there is none.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
         last_drain_outage: why that one could not deliver; empty if it could.
@@ -124,8 +123,6 @@ class PublisherStatus:
     outage_since: datetime.datetime | None = None
     crashes: int = 0
     relays: int = 0
-    silent: int = 0
-    silent_seconds: float | None = None
     drains: int = 0
     last_drain: datetime.datetime | None = None
     last_drain_outage: str = ""
@@ -236,6 +233,9 @@ RUNNING, STOPPED, NOT_SEEN = RELAY_STATES = (
 """The states of a relay: it reports, it has ended in order, or it has missed two reports. A drain reports when it ends,
 so it is always stopped."""
 
+MAX_SILENCE = 600.0
+"""Seconds after its last report after which a relay that is not seen is a warning no more: it was probably replaced."""
+
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
@@ -271,6 +271,11 @@ class RelayStatus:
     @property
     def alive(self) -> bool:
         return self.state == RUNNING
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has missed two reports without having stopped, in the last minutes."""
+        return self.state == NOT_SEEN and self.seconds_since_seen <= MAX_SILENCE
 
 
 NOT_READ = "not_read"

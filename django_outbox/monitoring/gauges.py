@@ -158,14 +158,14 @@ GAUGES = (
     ),
     _publisher_gauge(
         "outage",
-        "Time for which the publisher has been unavailable; 0 if it is available.",
+        "Time for which the publisher has been unavailable to all relays; 0 if one can reach it.",
         lambda p, status: max((status.at - (p.outage_since or status.at)).total_seconds(), 0.0),
         unit="s",
     ),
     _publisher_gauge(
         "breaker_state",
-        "1 for the worst state of the circuit breakers of the relays that serve the publisher, or crashed if a worker "
-        "crashed lately, 0 for other states.",
+        "1 for the worst state of the circuit breakers of the relays that can reach the publisher's broker, or of all "
+        "if none can, or crashed if a worker crashed lately, 0 for other states.",
         lambda p, _: {state: p.breaker == state for state in BREAKER_STATES},
         label="state",
     ),

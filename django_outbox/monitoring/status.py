@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import connections, router
-from django.db.models import Sum
+from django.db.models import Max, Sum
 
 from django_outbox.conf import get_settings
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
@@ -64,9 +64,6 @@ SILENCE = 2 * REPORT_INTERVAL
 SILENCE_OF_TENANTS = 4 * REPORT_INTERVAL
 """The same for the relay of a tenant's schema, which reports to many of them, one after another."""
 
-MAX_SILENCE = 180.0
-"""Seconds after which a relay that is not seen is a warning no more if others run."""
-
 ALIVE_SECONDS_OF_DRAINS = 180.0
 """Seconds since its last report after which a drain or a single batch, which reports when it ends, counts as gone.
 Celery beat should start one every minute."""
@@ -119,6 +116,7 @@ def read_status(using: str) -> Status:
     reports = _read_relays(using, now)
     counts = _read_counts(using, now)
     recent = _read_last_minute(using, now, reports)
+    delivered_at = _read_last_deliveries(using, now, counts)
     pauses = defaultdict[str, list[Pause]](list)
     for pause in Pause.objects.using(using).order_by("publisher", "type"):
         pauses[pause.publisher].append(pause)
@@ -148,7 +146,7 @@ def read_status(using: str) -> Status:
             blocking=failures.blocking[alias],
             processed_per_minute=recent.processed[alias],
             failed_per_minute=recent.failed[alias],
-            delivered_at=recent.delivered_at.get(alias) or _last_delivery(counts, alias),
+            delivered_at=delivered_at.get(alias),
             rate_limit=configured[alias].rate_limit if alias in configured else None,
             paused=next((each for each in paused if not each.type), None),
             paused_types=tuple(each for each in paused if each.type),
@@ -196,27 +194,26 @@ def _describe_pause(pause: Pause, heads: Heads) -> PausedType:
 
 
 def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> PublisherStatus:
-    """Add the reports of the living relays that serve a publisher, and of the drains that ended lately."""
+    """Add the reports of the living relays that serve a publisher, and of the drains that ended lately.
+
+    An outage is one of the publisher only if no relay can reach the broker.
+    """
     alias = figures.alias
     living = [report for report in reports if report.alive]
-    silent = [
-        report.seconds_since_seen
-        for report in reports
-        if report.state == NOT_SEEN and report.seconds_since_seen <= MAX_SILENCE
-    ]
     drains = [
         report for report in reports if report.mode != "run" and report.seconds_since_seen <= ALIVE_SECONDS_OF_DRAINS
     ]
-    states = {report.publishers[alias] for report in living}
+    crashed = [report for report in living if alias in report.outages and report.outages[alias].crashes]
+    reaching = [report for report in living if alias not in report.outages]
+    counted = crashed or reaching or living
+    states = {report.publishers[alias] for report in counted}
     outages = sorted(
-        (report.outages[alias] for report in living if alias in report.outages), key=lambda o: (-o.crashes, o.since)
+        (report.outages[alias] for report in counted if alias in report.outages), key=lambda o: (-o.crashes, o.since)
     )
     last = drains[0] if drains else None
     return replace(
         figures,
         relays=len(living),
-        silent=len(silent),
-        silent_seconds=min(silent, default=None),
         drains=len(drains),
         last_drain=last.seen_at if last else None,
         last_drain_outage=last.outages[alias].reason if last and alias in last.outages else "",
@@ -284,11 +281,10 @@ def _read_counts(using: str, now: datetime.datetime) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class _LastMinute:
-    """The counts of each publisher in the last 60 seconds, and the end of the last slot in which it delivered."""
+    """The counts of each publisher in the last 60 seconds."""
 
     processed: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    delivered_at: dict[str, datetime.datetime] = field(default_factory=dict)
 
 
 def _read_last_minute(using: str, now: datetime.datetime, reports: Sequence[RelayStatus]) -> _LastMinute:
@@ -297,22 +293,23 @@ def _read_last_minute(using: str, now: datetime.datetime, reports: Sequence[Rela
     newest = {report.name: max(floor(report.seen_at, SLOT), current - SLOT) for report in reports if report.alive}
     rows = DeliveryCount.objects.using(using).filter(seconds=SLOT.seconds, start__gte=current - MINUTE, start__lte=now)
     found = _LastMinute()
-    for relay, publisher, start, processed, failed in rows.order_by("start").values_list(
+    for relay, publisher, start, processed, failed in rows.values_list(
         "relay", "publisher", "start", "processed", "failed"
     ):
         if start > min(newest.get(relay, current), current) - MINUTE:
             found.processed[publisher] += processed
             found.failed[publisher] += failed
-        if processed:
-            found.delivered_at[publisher] = start + SLOT
     return found
 
 
-def _last_delivery(counts: Counts, publisher: str) -> datetime.datetime | None:
-    """Return the end of the last minute in which a publisher delivered; None if there is none in the last day."""
-    minutes = (start for (start, alias), (processed, *_) in counts.items() if alias == publisher and processed)
-    last = max(minutes, default=None)
-    return last + MINUTE if last else None
+def _read_last_deliveries(using: str, now: datetime.datetime, counts: Counts) -> dict[str, datetime.datetime]:
+    """Return the end of the last slot in which each publisher delivered, or of the last minute if no slot is kept."""
+    minutes = sorted((start, alias) for (start, alias), (processed, *_) in counts.items() if processed)
+    slots = DeliveryCount.objects.using(using).filter(seconds=SLOT.seconds, start__lte=now, processed__gt=0)
+    return {
+        **{alias: start + MINUTE for start, alias in minutes},
+        **{alias: start + SLOT for alias, start in slots.values_list("publisher").annotate(Max("start"))},
+    }
 
 
 def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:

@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
@@ -16,6 +16,7 @@ from django_outbox.monitoring.figures import (
     Level,
     PausedType,
     PublisherStatus,
+    RelayStatus,
     Status,
     StreamStatus,
     Verdict,
@@ -28,6 +29,7 @@ CODES = (
     "crashed",
     "not_delivering",
     "unavailable",
+    "partly_unavailable",
     "not_reporting",
     "refused",
     "unknown_publisher",
@@ -67,11 +69,8 @@ AT_LIMIT = 0.8
 LOG_PATIENCE = 60.0
 """Seconds after its start in which a relay may search the table instead of reading the log."""
 
-_NOT_REPORTING = ngettext_lazy(
-    "Publisher %(publisher)r: %(count)s relay has not reported for %(silence)s; %(due)s due.",
-    "Publisher %(publisher)r: %(count)s relays have not reported for %(silence)s; %(due)s due.",
-    "number",
-)
+MAX_NAMES = 3
+"""Maximum number of relays that a sentence names."""
 
 
 def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
@@ -92,24 +91,34 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
 
 
 def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
-    late = (publisher.oldest_due or 0.0) > max_age
+    if publisher.configured:
+        yield from _judge_pauses(publisher)
+        if not publisher.paused:
+            yield from _judge_deliveries(publisher, status, max_age)
+            yield from _judge_relays(publisher, status)
+    elif waiting := publisher.due + publisher.delayed + publisher.held + publisher.retrying:
+        text = ngettext_lazy(
+            "%(count)s message is for %(publisher)r, which is not in the settings.",
+            "%(count)s messages are for %(publisher)r, which is not in the settings.",
+            "number",
+        )
+        level = Level.CRITICAL if _is_late(publisher, max_age) else Level.WARNING
+        yield _about(publisher, level, "unknown_publisher", text, **_counted(waiting))
 
-    def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
-        values |= {"publisher": publisher.alias, "due": publisher.due}
-        return Verdict(level, code, text, publisher.alias, values=values)
 
-    if not publisher.configured:
-        if waiting := publisher.due + publisher.delayed + publisher.held + publisher.retrying:
-            text = ngettext_lazy(
-                "%(count)s message is for %(publisher)r, which is not in the settings.",
-                "%(count)s messages are for %(publisher)r, which is not in the settings.",
-                "number",
-            )
-            yield found(Level.CRITICAL if late else Level.WARNING, "unknown_publisher", text, **_counted(waiting))
-        return
+def _about(publisher: PublisherStatus, level: Level, code: str, text: Any, **values: Any) -> Verdict:
+    values |= {"publisher": publisher.alias, "due": publisher.due}
+    return Verdict(level, code, text, publisher.alias, values=values)
+
+
+def _is_late(publisher: PublisherStatus, max_age: float) -> bool:
+    return (publisher.oldest_due or 0.0) > max_age
+
+
+def _judge_pauses(publisher: PublisherStatus) -> Iterator[Verdict]:
     if publisher.paused:
         text = _("Publisher %(publisher)r is paused%(details)s: %(due)s due.")
-        yield found(Level.WARNING, "paused", text, details=_details(publisher.paused))
+        yield _about(publisher, Level.WARNING, "paused", text, details=_details(publisher.paused))
         return
     for each in publisher.paused_types:
         text = _(
@@ -121,8 +130,14 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
                 "Type %(type)r of the publisher %(publisher)r was resumed, but %(held)s of its messages are still "
                 "held, %(waiting)s waiting behind them. Resume it again."
             )
-        figures = {"held": each.held, "waiting": each.waiting}
-        yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each), **figures)
+        values = {"type": each.type, "details": _details(each), "held": each.held, "waiting": each.waiting}
+        yield _about(publisher, Level.WARNING, "paused", text, **values)
+
+
+def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
+    """Judge whether due messages are delivered; at most one verdict, about the cause that explains the others."""
+    late = _is_late(publisher, max_age)
+    reason = publisher.outage.rstrip(".")
     if publisher.crashes:
         text = ngettext_lazy(
             "A worker of the publisher %(publisher)r crashed %(count)s time%(reason)s: %(due)s due.",
@@ -130,41 +145,73 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
             "number",
         )
         level = Level.CRITICAL if publisher.crashes >= MANY_CRASHES else Level.WARNING
-        reason = publisher.outage.rstrip(".")
-        yield found(level, "crashed", text, reason=reason, **_counted(Count(publisher.crashes)))
+        yield _about(publisher, level, "crashed", text, reason=reason, **_counted(Count(publisher.crashes)))
     elif publisher.outage:
         lasted = _seconds_since(publisher.outage_since, status)
         text = _("Publisher %(publisher)r has been unavailable for %(lasted)s%(reason)s: %(due)s due.")
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
-        yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
+        yield _about(publisher, level, "unavailable", text, lasted=duration(round(lasted)), reason=reason)
     elif publisher.refused:
         text = _("The database refuses to change messages of the publisher %(publisher)r%(reason)s: %(due)s due.")
-        yield found(Level.CRITICAL if late else Level.WARNING, "refused", text, reason=publisher.refused.rstrip("."))
+        level = Level.CRITICAL if late else Level.WARNING
+        yield _about(publisher, level, "refused", text, reason=publisher.refused.rstrip("."))
     elif _does_not_deliver(publisher, status):
         lasted = _seconds_without_delivery(publisher, status)
         has_none = not (publisher.relays or publisher.drains)
         text, values = _explain_standstill(publisher, status, lasted)
         level = Level.CRITICAL if late and (has_none or lasted > max_age) else Level.WARNING
-        yield found(level, "not_delivering", text, **values)
-    else:
-        if publisher.silent and publisher.due:
-            yield found(Level.WARNING, "not_reporting", _NOT_REPORTING, **_silence_of(publisher))
-        if late:
-            text, values = _explain_delay(publisher)
-            yield found(Level.WARNING, "behind", text, **values)
+        yield _about(publisher, level, "not_delivering", text, **values)
+    elif late:
+        text, values = _explain_delay(publisher)
+        yield _about(publisher, Level.WARNING, "behind", text, **values)
+
+
+def _judge_relays(publisher: PublisherStatus, status: Status) -> Iterator[Verdict]:
+    """Judge relays that do not do their part, although others may: if those are lost too, nothing is delivered."""
+    cut_off = [each for each in _serving(publisher, status) if each.alive and publisher.alias in each.outages]
+    if cut_off and not publisher.outage:
+        text = _(
+            "Publisher %(publisher)r has been unavailable to %(count)s of %(relays)s relays (%(names)s) for "
+            "%(lasted)s%(reason)s: %(due)s due."
+        )
+        outage = min((each.outages[publisher.alias] for each in cut_off), key=lambda outage: outage.since)
+        lasted, reason = duration(round(_seconds_since(outage.since, status))), outage.reason.rstrip(".")
+        values = {"relays": Count(publisher.relays), "lasted": lasted, "reason": reason, **_named(cut_off)}
+        yield _about(publisher, Level.WARNING, "partly_unavailable", text, **values)
+    silent = _silent(publisher, status)
+    if silent and (publisher.relays or not _does_not_deliver(publisher, status)):
+        text = ngettext_lazy(
+            "Publisher %(publisher)r: %(count)s of %(relays)s relays (%(names)s) has not reported for %(silence)s; "
+            "%(due)s due.",
+            "Publisher %(publisher)r: %(count)s of %(relays)s relays (%(names)s) have not reported for up to "
+            "%(silence)s; %(due)s due.",
+            "number",
+        )
+        silence = duration(round(max(each.seconds_since_seen for each in silent)))
+        values = {"relays": Count(publisher.relays + len(silent)), "silence": silence, **_named(silent)}
+        yield _about(publisher, Level.WARNING, "not_reporting", text, **values)
+
+
+def _serving(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
+    return [each for each in status.relays if publisher.alias in each.publishers]
+
+
+def _silent(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
+    return [each for each in _serving(publisher, status) if each.silent]
 
 
 def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
     """Return whether messages are due, and the relays are gone, or have not delivered any for some time."""
     # Relays of tenants report less often, and nothing is known since the latest report.
-    serving = (each for each in status.relays if each.alive and publisher.alias in each.publishers)
-    reported = min((each.seconds_since_seen for each in serving), default=0.0)
+    living = (each for each in _serving(publisher, status) if each.alive)
+    reported = min((each.seconds_since_seen for each in living), default=0.0)
     patience = MAX_AGE if publisher.drains and not publisher.relays else PATIENCE + max(reported - REPORT_INTERVAL, 0.0)
     if publisher.rate_limit:
         # At a low limit, two deliveries are far apart.
         patience = max(patience, 2 / publisher.rate_limit)
-    are_gone = (publisher.processed_per_minute or publisher.silent) and not (publisher.relays or publisher.drains)
+    were_there = publisher.processed_per_minute or _silent(publisher, status)
+    are_gone = were_there and not (publisher.relays or publisher.drains)
     return bool(publisher.due and are_gone) or _seconds_without_delivery(publisher, status) > patience
 
 
@@ -195,13 +242,15 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
             )
         ended = duration(round(_seconds_since(publisher.last_drain, status)))
         return text, {**values, "ended": ended, "reason": publisher.last_drain_outage.rstrip(".")}
-    if publisher.silent:
-        return _NOT_REPORTING, _silence_of(publisher)
-    return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
-
-
-def _silence_of(publisher: PublisherStatus) -> dict[str, Any]:
-    return {"silence": duration(round(publisher.silent_seconds or 0.0)), **_counted(Count(publisher.silent))}
+    silent = _silent(publisher, status)
+    if not silent:
+        return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
+    text = _(
+        "Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running (%(count)s last seen %(seen)s "
+        "ago)."
+    )
+    seen = duration(round(min(relay.seconds_since_seen for relay in silent)))
+    return text, {**values, "seen": seen, "count": Count(len(silent))}
 
 
 def _explain_delay(publisher: PublisherStatus) -> tuple[Any, dict[str, Any]]:
@@ -339,6 +388,12 @@ def _all_is_well(status: Status) -> Verdict:
     if any(relay.alive for relay in status.relays) or any(publisher.drains for publisher in status.publishers):
         return Verdict(Level.OK, "idle", _("Nothing is due."))
     return Verdict(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
+
+
+def _named(relays: Sequence[RelayStatus]) -> dict[str, Any]:
+    """Return the values of a text about some relays: their number, and the names of the first."""
+    names = [relay.name for relay in relays[:MAX_NAMES]] + ["…"] * (len(relays) > MAX_NAMES)
+    return {"names": ", ".join(names), **_counted(Count(len(relays)))}
 
 
 def _counted(count: Count) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from django_outbox.utils.process import name_process
 from django_outbox.utils.text import MAX_IDS, counted, some_ids
 from django_outbox.utils.threads import own_connection
 
-KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=2), MINUTE: datetime.timedelta(hours=25)}
-"""Age up to which counts are kept, by period: the last minute is shown in ten seconds each, and a day."""
+KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=10), MINUTE: datetime.timedelta(hours=25)}
+"""Age up to which counts are kept, by period: for 10 minutes, the time since the last delivery is shown in seconds."""
 
 
 def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:

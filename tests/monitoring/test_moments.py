@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from html import unescape
 from io import StringIO
@@ -20,7 +20,7 @@ import redis
 from django.conf import settings as project
 from django.core.management import call_command
 from django.db import connections
-from django.test import Client
+from django.test import Client, override_settings
 
 from django_outbox.management.live import RelayFigures, describe_outage
 from django_outbox.models import Heartbeat, OutboxMessage
@@ -29,7 +29,7 @@ from tests.conftest import ALIASES
 from tests.support.admin.overview_pages import address
 from tests.support.admin.tools import text
 from tests.support.messages import ago, put
-from tests.support.proxies import Proxies
+from tests.support.proxies import Proxies, Proxy
 from tests.support.relay_threads import relays_in_threads
 from tests.support.spawning import process
 from tests.support.waiting import eventually
@@ -40,8 +40,24 @@ MOMENTS = (5, 15, 30, 45, 60, 90)
 """Seconds since the relays were killed and cut; for the limited one, since it has more messages than it may deliver."""
 
 LIMIT = 5
-USING = {"killed": "postgresql", "cut": "mariadb", "limited": "default"}
-"""The database of each relay."""
+REDIS_PORT = int(project.REDIS_URL.rpartition("/")[0].rpartition(":")[2])
+
+
+class Fate(NamedTuple):
+    """The database and the publisher of relays, and their states, before and after two reports were missed."""
+
+    using: str
+    alias: str
+    states: Sequence[str] = ("running",)
+
+
+FATES = {
+    "killed": Fate("postgresql", "default", ("running", "not seen")),
+    "cut": Fate("mariadb", "cut"),
+    "limited": Fate("default", "limited"),
+    "one of two killed": Fate("postgresql", "default", ("running", "not seen")),
+    "one of two cut": Fate("postgresql", "cut"),
+}
 
 OK, WARNING, CRITICAL = "OK", "WARNING", "CRITICAL"
 DELIVERING, NOT_DELIVERING = (OK, "delivering"), (WARNING, "not_delivering")
@@ -73,15 +89,16 @@ TABLE = {
 PERIOD = r"(\d+ s|\d min( \d+ s)?)"
 SENTENCES = {
     "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
-    "not_delivering": rf"Publisher 'default': 2 relays have not reported for {PERIOD}; [\d,]+ due\.",
+    "not_delivering": rf"Not delivering for {PERIOD}: [\d,]+ due for 'default', no relay is running \(2 last seen "
+    rf"{PERIOD} ago\)\.",
+    "not_reporting": rf"Publisher 'default': 1 of 2 relays \(\S+\) has not reported for {PERIOD}; [\d,]+ due\.",
+    "partly_unavailable": rf"Publisher 'cut' has been unavailable to 1 of 2 relays \(\S+\) for {PERIOD}(?: \(.+\))?: "
+    r"[\d,]+ due\.",
     "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD}(?: \(.+\))?: [\d,]+ due\.",
     "behind": rf"Publisher 'limited' is {PERIOD} behind: it delivers its limit of 5 messages a second, [\d,]+ due "
     rf"\({PERIOD} left at this rate\)\.",
 }
 """The sentence of each code; the overview shows the error of an outage below it."""
-
-STATES = {"killed": ("running", "not seen"), "cut": ("running",), "limited": ("running",)}
-"""The states of the relays, before and after two reports were missed."""
 
 
 class View(NamedTuple):
@@ -93,35 +110,60 @@ class View(NamedTuple):
     delivered: int | None = None
 
 
-def run_relay(pipe: Connection, using: str) -> None:
-    Relay(using=using, publishers=["default"]).run()
+def run_relay(pipe: Connection, using: str, alias: str, outbox: dict[str, Any]) -> None:
+    with override_settings(OUTBOX=outbox):
+        Relay(using=using, publishers=[alias]).run()
+
+
+def outbox_of(port: int) -> dict[str, Any]:
+    """Return the settings with Redis at a port of this machine."""
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    backend = "django_outbox.brokers.redis.RedisStreamsPublisher"
+    url = f"redis://127.0.0.1:{port}/{project.REDIS_URL.rpartition('/')[2]}"
+    return {
+        "PUBLISHERS": {
+            "default": memory,
+            "cut": {"BACKEND": backend, "OPTIONS": {"url": url}},
+            "limited": {**memory, "RATE_LIMIT": LIMIT},
+        }
+    }
 
 
 @pytest.fixture
-def relays(settings: Any) -> Iterator[tuple[dict[str, Relay], Callable[[], None]]]:
+def type() -> Iterator[str]:
+    """A type of messages, whose stream is deleted afterwards."""
+    name = f"moments-{uuid.uuid4()}"
+    with redis.Redis.from_url(project.REDIS_URL) as client:
+        yield name
+        client.delete(name)
+
+
+@pytest.fixture
+def proxy(settings: Any) -> Iterator[Proxy]:
+    """A proxy to Redis, which the settings name."""
+    with Proxies() as proxies:
+        opened = proxies.open(REDIS_PORT)
+        settings.OUTBOX = outbox_of(opened.port)
+        yield opened
+
+
+@contextmanager
+def running(fate: str, outbox: dict[str, Any]) -> Iterator[Any]:
+    """Run a relay in another process, and yield the process."""
+    using, alias, _ = FATES[fate]
+    with process(f"{__name__}.{run_relay.__name__}", using, alias, outbox) as (child, _pipe):
+        yield child
+
+
+@pytest.fixture
+def relays(type: str, proxy: Proxy) -> Iterator[tuple[dict[str, Relay], Callable[[], None]]]:
     """Relays at work, by their fate, and the function that brings it about. Messages are enqueued all the time."""
-    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
-    type = f"moments-{uuid.uuid4()}"
     with ExitStack() as stack:
-        client = stack.enter_context(redis.Redis.from_url(project.REDIS_URL))
-        stack.callback(client.delete, type)
-        address, _, database = project.REDIS_URL.rpartition("/")
-        proxy = stack.enter_context(Proxies()).open(int(address.rpartition(":")[2]))
-        backend = "django_outbox.brokers.redis.RedisStreamsPublisher"
-        url = f"redis://127.0.0.1:{proxy.port}/{database}"
-        settings.OUTBOX = {
-            "PUBLISHERS": {
-                "default": memory,
-                "cut": {"BACKEND": backend, "OPTIONS": {"url": url}},
-                "limited": {**memory, "RATE_LIMIT": LIMIT},
-            }
-        }
-        put(1000, USING["limited"], publisher="limited")
-        target = f"{__name__}.{run_relay.__name__}"
-        children = [stack.enter_context(process(target, USING["killed"]))[0] for _ in range(2)]
-        stack.enter_context(enqueueing(type))
+        put(1000, FATES["limited"].using, publisher="limited")
+        children = [stack.enter_context(running("killed", outbox_of(proxy.port))) for _ in range(2)]
+        stack.enter_context(enqueueing(type, "killed", "cut"))
         start = stack.enter_context(relays_in_threads())
-        found = {alias: start(using=USING[alias], publishers=[alias]) for alias in ("cut", "limited")}
+        found = {fate: start(using=FATES[fate].using, publishers=[FATES[fate].alias]) for fate in ("cut", "limited")}
 
         def bring_about() -> None:
             for child in children:
@@ -129,18 +171,18 @@ def relays(settings: Any) -> Iterator[tuple[dict[str, Relay], Callable[[], None]
             proxy.go_down()
 
         # An operator looks at the killed ones from another terminal.
-        with Relay(using=USING["killed"], publishers=["default"]) as found["killed"]:
+        with Relay(using=FATES["killed"].using, publishers=["default"]) as found["killed"]:
             yield found, bring_about
 
 
 @contextmanager
-def enqueueing(type: str) -> Iterator[None]:
+def enqueueing(type: str, *fates: str) -> Iterator[None]:
     left = threading.Event()
 
     def enqueue() -> None:
         while not left.wait(0.2):
-            put(1, USING["killed"], type=type)
-            put(1, USING["cut"], type=type, publisher="cut")
+            for fate in fates:
+                put(1, FATES[fate].using, type=type, publisher=FATES[fate].alias)
         connections.close_all()
 
     thread = threading.Thread(target=enqueue)
@@ -154,13 +196,13 @@ def enqueueing(type: str) -> Iterator[None]:
 
 def views(client: Client, fate: str) -> Iterator[View]:
     """Ask each view for its first verdict about a database, and check what it shows of the publisher."""
-    using, alias = USING[fate], "default" if fate == "killed" else fate
+    using, alias, states = FATES[fate]
     limit = r" \(limit 5/s\)" if fate == "limited" else ""
     output = status(using)
     level, sentence = re.match(r"(\w+): (.+)\n", output).groups()  # type: ignore[union-attr]
     row = re.search(rf"^  {alias} .*? ([\d,]+){limit}  +(\S+)  +(\d)$", output, re.MULTILINE)
     assert row, output
-    assert re.search(rf"({'|'.join(STATES[fate])})  ", output), output
+    assert re.search(rf"({'|'.join(states)})  ", output), output
     figures = json.loads(status(using, "--json"))
     code = figures["verdicts"][0]["code"]
     assert re.fullmatch(SENTENCES[code], sentence), sentence
@@ -174,7 +216,7 @@ def views(client: Client, fate: str) -> Iterator[View]:
     assert first, page
     # All publishers of the settings are on each page.
     assert page.count("limit 5/s") == 1
-    assert re.search(rf"outbox-pill[^>]*>({'|'.join(STATES[fate])})<", page)
+    assert re.search(rf"outbox-pill[^>]*>({'|'.join(states)})<", page)
     code = next(code for code, pattern in SENTENCES.items() if re.fullmatch(pattern, first[2]))
     yield View("overview", first[1].upper(), code)
 
@@ -197,7 +239,7 @@ def views(client: Client, fate: str) -> Iterator[View]:
 
 def reported(fate: str) -> int:
     """Return the number of relays that have reported deliveries."""
-    return Heartbeat.objects.using(USING[fate]).filter(processed__gt=0).count()
+    return Heartbeat.objects.using(FATES[fate].using).filter(processed__gt=0).count()
 
 
 def status(using: str, *arguments: str) -> str:
@@ -217,7 +259,7 @@ def test_each_view_at_each_moment(relays: tuple[dict[str, Relay], Callable[[], N
         time.sleep(max(began + moment - time.monotonic(), 0))
         for fate, allowed in TABLE.items():
             asked = [*views(admin_client, fate)]
-            delivered = OutboxMessage.objects.using(USING[fate]).filter(processed_at__gt=ago(seconds=90)).count()
+            delivered = OutboxMessage.objects.using(FATES[fate].using).filter(processed_at__gt=ago(seconds=90)).count()
             for view in asked:
                 seen.append(f"{moment:>3} s  {fate:8} {view.name:14} {view.level} {view.code} {view.delivered}")
                 if (view.level, view.code) not in allowed[number] or (view.delivered or 0) > delivered:
@@ -233,3 +275,36 @@ def test_each_view_at_each_moment(relays: tuple[dict[str, Relay], Callable[[], N
     assert not wrong, "\n".join(wrong)
     # Nothing has been delivered for more than a minute.
     assert all(each.endswith(("None", " 0")) for each in seen if each.startswith(" 90") and "limited" not in each)
+
+
+@pytest.mark.parametrize(
+    ("fate", "code"), [("one of two killed", "not_reporting"), ("one of two cut", "partly_unavailable")]
+)
+def test_the_loss_of_one_of_two_relays_is_a_warning_in_each_view(
+    fate: str, code: str, type: str, proxy: Proxy, admin_client: Client
+):
+    using, alias, _ = FATES[fate]
+
+    def verdicts() -> list[str]:
+        found = json.loads(status(using, "--json"))
+        return [(OK, WARNING, CRITICAL)[each["level"]] + f" {each['code']}" for each in found["verdicts"]]
+
+    with ExitStack() as stack:
+        lost = stack.enter_context(running(fate, outbox_of(proxy.port)))
+        survivor = stack.enter_context(running(fate, outbox_of(REDIS_PORT)))
+        stack.enter_context(enqueueing(type, fate))
+        eventually(lambda: Heartbeat.objects.using(using).count() == 2 and reported(fate))
+        if fate == "one of two killed":
+            lost.kill()
+        else:
+            proxy.go_down()
+        eventually(lambda: verdicts()[0] == f"WARNING {code}")
+        for _ in range(3):
+            time.sleep(5)
+            assert {(view.level, view.code) for view in views(admin_client, fate)} == {(WARNING, code)}
+            assert not any(each.startswith(CRITICAL) for each in verdicts())
+        delivered = OutboxMessage.objects.using(using).filter(publisher=alias, processed_at__gt=ago(seconds=10))
+        assert delivered.count() > 10
+        survivor.kill()
+        expected = "unavailable" if fate == "one of two cut" else "not_delivering"
+        eventually(lambda: verdicts()[0].endswith(f" {expected}"))

@@ -15,6 +15,8 @@ from django_outbox.monitoring import queues, status
 from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.verdicts import judge
+from django_outbox.relay.reports import DeliveryCounts
+from django_outbox.relay.state import Tally
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.stream import Waiting
@@ -309,22 +311,50 @@ class TestTheLastMinute:
 
 
 @pytest.mark.parametrize(
-    ("others", "code"),
-    [(0, "not_delivering"), (1, "not_reporting")],
-    ids=["no other relay runs", "another one delivers"],
+    ("living", "due", "code", "sentence"),
+    [
+        (
+            0,
+            0,
+            "not_reporting",
+            r".* 2 of 2 relays \(a, b\) have not reported for up to 4\d s; 0 due\.",
+        ),
+        (
+            1,
+            0,
+            "not_reporting",
+            r".* 2 of 3 relays \(a, b\) have not reported for up to 4\d s; 0 due\.",
+        ),
+        (
+            1,
+            2,
+            "not_reporting",
+            r".* 2 of 3 relays \(a, b\) have not reported for up to 4\d s; 2 due\.",
+        ),
+        (0, 2, "not_delivering", r"Not delivering .*, no relay is running \(2 last seen 3\d s ago\)\."),
+    ],
+    ids=["no other, idle", "another, idle", "another, due", "no other, due"],
 )
-def test_relays_that_missed_two_reports_are_named_while_something_is_due(using: str, others: int, code: str):
+def test_relays_that_missed_two_reports_are_named(using: str, living: int, due: int, code: str, sentence: str):
     now = read_clock(using)
     delivered(using, 3)
-    for number in range(others):
+    for number in range(living):
         report(using, 1, f"living-{number}")
     report(using, 37.2, "a")
     report(using, 40, "b")
-    assert read_status(using).level == Level.OK
-    change(using, put(2, using), available_at=now - datetime.timedelta(seconds=1))
-    [verdict] = read_status(using).verdicts
-    assert (verdict.level, verdict.code) == (Level.WARNING, code)
-    assert re.fullmatch(r"Publisher 'default': 2 relays have not reported for 3\d s; 2 due\.", verdict.sentence)
+    change(using, put(due, using), available_at=now - datetime.timedelta(seconds=1))
+    verdict, *others = read_status(using).verdicts
+    assert (verdict.level, verdict.code, verdict.publisher) == (Level.WARNING, code, "default")
+    assert re.fullmatch(sentence, verdict.sentence)
+    assert [(other.code, other.publisher) for other in others] == [("not_reporting", "audit")]
+
+
+def test_the_names_of_many_relays_are_cut(using: str):
+    for number in range(5):
+        report(using, 30, f"relay-{number}")
+    assert "5 of 5 relays (relay-" in read_status(using).verdict.sentence
+    assert read_status(using).verdict.sentence.count("relay-") == 3
+    assert ", …) have" in read_status(using).verdict.sentence
 
 
 def test_refused_messages_are_reported_with_the_reason_in_one_pair_of_brackets():
@@ -339,9 +369,25 @@ def test_refused_messages_are_reported_with_the_reason_in_one_pair_of_brackets()
 def test_a_relay_that_has_been_silent_for_long_is_no_warning_if_another_one_delivers(using: str):
     delivered(using, 3)
     report(using, 1, "a")
-    report(using, 200, "b")
+    report(using, 605, "b")
     put(2, using)
     assert [verdict.code for verdict in read_status(using).verdicts] == ["delivering"]
+
+
+def test_the_time_without_a_delivery_never_goes_back(using: str, monkeypatch: pytest.MonkeyPatch):
+    begin = read_clock(using).replace(second=2, microsecond=0)
+    delivered(using, 3, now=begin)
+    change(using, put(1, using), available_at=begin - minutes(5))
+    lasted = []
+    for seconds in range(0, 600, 10):
+        now = begin + datetime.timedelta(seconds=seconds + 8)
+        monkeypatch.setitem(read_status.__globals__, "read_clock", lambda using, now=now: now)
+        # A relay of another publisher deletes counts that are too old.
+        DeliveryCounts(using).write("audit", Tally(processed=1))
+        at = figures(using).delivered_at
+        assert at is not None
+        lasted.append((now - at).total_seconds())
+    assert lasted == sorted(lasted)
 
 
 @pytest.mark.parametrize(("seconds_ago", "code"), [(10, "delivering"), (35, "not_delivering")])
@@ -425,7 +471,7 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     common = {"version": "1", "workers": 2, "pid": 7}
     reports = Heartbeat.objects.using(using)
     reports.create(relay="a:7", host="a", mode="run", publishers={"default": state}, seen_at=now, **common)
-    reports.create(relay="b:7", host="b", mode="run", publishers={"audit": state}, seen_at=now - minutes(9), **common)
+    reports.create(relay="b:7", host="b", mode="run", publishers={"audit": state}, seen_at=now - minutes(11), **common)
     result = read_status(using)
     assert [(relay.name, relay.alive) for relay in result.relays] == [("a:7", True), ("b:7", False)]
     found = figures(using)
@@ -437,6 +483,34 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     reports.filter(relay="a:7").update(publishers={"default": state})
     result = read_status(using)
     assert [(verdict.level, verdict.code) for verdict in result.verdicts] == [(Level.WARNING, "unavailable")]
+
+
+def test_an_outage_of_some_relays_is_a_warning_that_names_them(using: str):
+    now = read_clock(using)
+    state = {"state": "open", "reason": "connection refused.", "since": (now - minutes(12.5)).timestamp()}
+    delivered(using, 3)
+    for name in ("living", "other"):
+        report(using, 1, name)
+    report(using, 1, "cut")
+    reports = Heartbeat.objects.using(using)
+    reports.filter(relay="cut").update(publishers={"default": state})
+    found = figures(using)
+    assert (found.relays, found.breaker, found.outage, found.outage_since) == (3, "closed", "", None)
+    verdict, well = read_status(using).verdicts
+    assert (verdict.level, verdict.code) == (Level.WARNING, "partly_unavailable")
+    assert verdict.sentence == (
+        "Publisher 'default' has been unavailable to 1 of 3 relays (cut) for 12 min (connection refused): 0 due."
+    )
+    assert well.code == "delivering"
+    # Nothing is delivered by the others.
+    change(using, put(1, using), available_at=now - minutes(5))
+    DeliveryCount.objects.using(using).all().delete()
+    verdicts = [(verdict.level, verdict.code) for verdict in read_status(using).verdicts]
+    assert verdicts == [(Level.CRITICAL, "not_delivering"), (Level.WARNING, "partly_unavailable")]
+    reports.filter(relay__in=["living", "other"]).update(publishers={"default": state})
+    assert [(verdict.level, verdict.code) for verdict in read_status(using).verdicts] == [
+        (Level.CRITICAL, "unavailable")
+    ]
 
 
 def test_rates_are_added_up_over_relays(using: str):

@@ -149,7 +149,10 @@ def a_bad_night(using: str = "default") -> Status:
             ConsumerStatus("orders", "queue 'orders' at mq:5672", "reading", 2, before(seconds=3), received=12_345),
             ConsumerStatus("refunds", "queue 'refunds' at mq:5672", "not_read", 0, before(minutes=47)),
         ),
-        relays=(a_relay(), a_relay(host="web-old", state="not seen", seen_at=before(minutes=47))),
+        relays=(
+            a_relay(),
+            a_relay(host="web-old", state="not seen", seen_at=before(minutes=47), seconds_since_seen=2820.0),
+        ),
         last_hour=tuple(hour),
         last_day=tuple(day),
         verdicts=(
