@@ -6,21 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from django_outbox.messages import Message, Outcome
-from django_outbox.utils.text import one_line, raise_interrupt
 
-__all__ = ["RetryFunction", "RetryPolicy"]
+__all__ = ["RetryPolicy"]
 
 Kind: TypeAlias = Literal["fixed", "linear", "exponential"]
 
-RetryFunction: TypeAlias = Callable[[int, Outcome, Message], float | None]
-"""A custom policy. It gets the number of the attempt that failed (from 1), the outcome and the message, and returns the
-seconds to wait, 0 to `LONGEST_DELAY`, or None if the message fails."""
-
-RetryEntry: TypeAlias = Mapping[str, Any] | RetryFunction
-"""The contents of one `RETRY` or of one pattern: fields of a `RetryPolicy`, or a function that replaces all of them."""
-
-LONGEST_DELAY = 365 * 86_400.0
-"""Maximum number of seconds that a custom function may ask for: a year."""
+RetryEntry: TypeAlias = Mapping[str, Any]
+"""The contents of one `RETRY` or of one pattern: fields of a `RetryPolicy`."""
 
 LONGEST_RETRY_AFTER = 86_400.0
 """Maximum number of seconds that a broker may ask for by `Outcome.retry_after`: a day."""
@@ -104,32 +96,16 @@ DEFAULT_POLICY = RetryPolicy()
 
 
 def retry_delay(
-    message: Message,
-    outcome: Outcome,
-    policy: RetryPolicy | RetryFunction,
-    *,
-    rand: Callable[[], float] = random.random,
-    on_fault: Callable[[BaseException], object] | None = None,
+    message: Message, outcome: Outcome, policy: RetryPolicy, *, rand: Callable[[], float] = random.random
 ) -> float | None:
     """Return the seconds until a deferred message is retried, or None if the message fails.
 
-    `outcome.retry_after`, at most `LONGEST_RETRY_AFTER`, replaces the delay of a `RetryPolicy`; anything but a number
-    of seconds is ignored. A custom function sees it and decides alone. If that function raises, or returns anything but
-    a delay, nothing is lost: `on_fault` gets the exception, and the message is retried, whatever the attempt, after the
-    delay of the default policy.
+    `outcome.retry_after`, at most `LONGEST_RETRY_AFTER`, replaces the policy's delay; anything but a number of seconds
+    is ignored.
     """
     attempt = message.attempts + 1
-    if isinstance(policy, RetryPolicy):
-        if attempt >= policy.max_attempts or not policy.retries(outcome.cause):
-            return None
-    else:
-        try:
-            return _checked(policy(attempt, outcome, message))
-        except BaseException as fault:
-            raise_interrupt(fault)
-            if on_fault is not None:
-                on_fault(fault)
-        policy = DEFAULT_POLICY
+    if attempt >= policy.max_attempts or not policy.retries(outcome.cause):
+        return None
     if is_number(outcome.retry_after) and outcome.retry_after >= 0:
         return float(min(outcome.retry_after, LONGEST_RETRY_AFTER))
     return policy.wait.after(attempt, rand=rand)
@@ -144,16 +120,6 @@ def cause_chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         context = None if link.__suppress_context__ else link.__context__
         link = context if link.__cause__ is None else link.__cause__
-
-
-def _checked(delay: object) -> float | None:
-    if delay is None:
-        return None
-    if not is_number(delay):
-        raise TypeError(f"RETRY returned a {type(delay).__name__}, not a number of seconds or None")
-    if not 0 <= delay <= LONGEST_DELAY:
-        raise ValueError(f"RETRY returned {one_line(delay, 40)}, not a number of seconds from 0 to {LONGEST_DELAY:.0f}")
-    return float(delay)
 
 
 def is_number(value: object) -> TypeGuard[float]:

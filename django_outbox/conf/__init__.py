@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
@@ -28,9 +28,9 @@ from django_outbox.conf.readers import (
     seconds,
     whole_number,
 )
-from django_outbox.conf.retry import RetryRules, choose_policy, override, read_rules
+from django_outbox.conf.retry import RetryRules, choose_policy, read_rules
 from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_aliases, read_routes
-from django_outbox.retry import RetryEntry, RetryFunction, RetryPolicy
+from django_outbox.retry import RetryEntry, RetryPolicy
 from django_outbox.utils.text import is_name, shorten
 
 MAX_CONSUMER_ALIAS_LENGTH = 50
@@ -115,10 +115,8 @@ class OutboxSettings:
         config = self.publishers.get(publisher_alias)
         return config.rate_limit if config else None
 
-    def retry_policy(
-        self, publisher_alias: str, type: str, own: RetryEntry | None = None
-    ) -> RetryPolicy | RetryFunction:
-        """Return the retry policy, or the custom function, for messages of a type that go to a publisher.
+    def retry_policy(self, publisher_alias: str, type: str, own: RetryEntry | None = None) -> RetryPolicy:
+        """Return the retry policy for messages of a type that go to a publisher.
 
         The publisher's `RETRY` takes precedence over `OUTBOX["RETRY"]`, and within each, the entry for the type takes
         precedence over the entry for all types. If the publisher is not configured, `OUTBOX["RETRY"]` applies.
@@ -127,7 +125,7 @@ class OutboxSettings:
             own: the entry of a handler, which takes precedence over all others.
         """
         policy = self._policy_of(publisher_alias, type)
-        return policy if own is None else override(policy, own)
+        return policy if own is None else replace(policy, **own)
 
     # Cached because a batch looks them up for every message; bounded because the number of types is not.
 
@@ -137,9 +135,9 @@ class OutboxSettings:
         return lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
 
     @cached_property
-    def _policy_of(self) -> Callable[[str, str], RetryPolicy | RetryFunction]:
+    def _policy_of(self) -> Callable[[str, str], RetryPolicy]:
         @lru_cache(maxsize=1000)
-        def choose(publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+        def choose(publisher_alias: str, type: str) -> RetryPolicy:
             publisher = self.publishers.get(publisher_alias)
             return choose_policy(type, [self.retry] if publisher is None else [self.retry, publisher.retry])
 

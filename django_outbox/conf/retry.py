@@ -1,6 +1,5 @@
 """Read the `RETRY` settings, and combine them into the retry policy of a message."""
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from django_outbox.conf.readers import (
     seconds,
     whole_number,
 )
-from django_outbox.retry import DEFAULT_POLICY, Kind, RetryEntry, RetryFunction, RetryPolicy
+from django_outbox.retry import DEFAULT_POLICY, Kind, RetryEntry, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +37,16 @@ class RetryRules:
                 return
 
 
-def choose_policy(type: str, rules: Iterable[RetryRules]) -> RetryPolicy | RetryFunction:
-    """Combine rules into the policy of a type. Later rules override earlier ones, key by key.
-
-    A function replaces everything before it. Keys that override a function start from the defaults.
-    """
-    policy: RetryPolicy | RetryFunction = DEFAULT_POLICY
+def choose_policy(type: str, rules: Iterable[RetryRules]) -> RetryPolicy:
+    """Combine rules into the policy of a type. Later rules override earlier ones, key by key."""
+    policy = DEFAULT_POLICY
     for entry in (entry for rule in rules for entry in rule.entries_for(type)):
-        policy = override(policy, entry)
+        policy = replace(policy, **entry)
     return policy
-
-
-def override(policy: RetryPolicy | RetryFunction, entry: RetryEntry) -> RetryPolicy | RetryFunction:
-    """Return a policy with the keys of an entry instead of its own, or the function that replaces it."""
-    if not isinstance(entry, Mapping):
-        return entry
-    return replace(policy if isinstance(policy, RetryPolicy) else DEFAULT_POLICY, **entry) if entry else policy
 
 
 def read_rules(value: object) -> RetryRules:
     entry = _read_entry(value, {**_READERS, "TYPES": _read_types})
-    if not isinstance(entry, dict):
-        return RetryRules(entry)
     types = entry.pop("types", {})
     return RetryRules(entry, types)
 
@@ -74,24 +61,10 @@ def read_entry(value: object) -> RetryEntry:
     return _read_entry(value, _READERS)
 
 
-def _read_entry(value: object, readers: Mapping[str, Reader]) -> dict[str, Any] | RetryFunction:
+def _read_entry(value: object, readers: Mapping[str, Reader]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        return _read_function(value)
+        raise ValueError('a dict such as {"MAX_ATTEMPTS": 5}')
     return read_keys(value, readers, [])
-
-
-def _read_function(value: object) -> RetryFunction:
-    must_be = "a dict, or a function with the parameters attempt, outcome and message, or its dotted path"
-    function = _imported(value, must_be)
-    if isinstance(function, type) or not callable(function) or inspect.iscoroutinefunction(function):
-        raise ValueError(must_be)
-    try:
-        inspect.signature(function).bind(1, None, None)
-    except TypeError as error:
-        raise ValueError(f"{must_be}; this one does not accept three arguments ({error})") from None
-    except ValueError:
-        pass  # Some functions written in C have no signature.
-    return cast("RetryFunction", function)
 
 
 def _read_backoff(value: object) -> Kind:

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -11,7 +11,7 @@ from django_outbox.conf.readers import Mistake, read_value
 from django_outbox.conf.retry import read_entry
 from django_outbox.events.registry import event_type_of
 from django_outbox.messages import Message, Outcome
-from django_outbox.retry import RetryEntry, RetryFunction, is_number
+from django_outbox.retry import RetryEntry, is_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -185,7 +185,7 @@ def handler(
     *types: str | type,
     name: str = "",
     time_limit: float | None = None,
-    retry: Mapping[str, Any] | RetryFunction | str | None = None,
+    retry: RetryEntry | None = None,
 ) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Register a function that handles messages of one or several types; a decorator.
 
@@ -201,7 +201,7 @@ def handler(
             path.
         time_limit: maximum number of seconds of a call, greater than 0.
         retry: the retry policy, such as `{"MAX_ATTEMPTS": 3, "EXCLUDE": [CardDeclined]}`: the keys of
-            `OUTBOX["RETRY"]` without `TYPES`, or a function. Its keys take precedence over the publisher's.
+            `OUTBOX["RETRY"]` without `TYPES`. Its keys take precedence over the publisher's.
 
     Raises:
         TypeError: there is no type, one is neither a string nor an event class, or the name is not a string.

@@ -18,7 +18,7 @@ from django_outbox.relay.decisions import Decisions, Policy
 from django_outbox.relay.recorder import FailureLog, Recorder
 from django_outbox.relay.sources import Source
 from django_outbox.relay.state import Refusals, Tally
-from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.retry import RetryPolicy
 from django_outbox.service.outages import Outage
 from django_outbox.stores import Claim, Failed, Held, Settlement
 from django_outbox.utils.logs import logger
@@ -122,7 +122,7 @@ class Phases:
     def policy(self) -> Policy:
         """The rules by which outcomes become new states."""
 
-        def retry(message: Message) -> RetryPolicy | RetryFunction:
+        def retry(message: Message) -> RetryPolicy:
             own = self.publisher.own_retry(message) if isinstance(self.publisher, TransactionalPublisher) else None
             return self.settings.retry_policy(self.publisher.alias, message.type, own)
 
@@ -282,7 +282,7 @@ class Batch:
                 not even fail are left as they are, and not published for a while.
         """
         phases, source = self._phases, self._phases.source
-        self._recorder.published(self.messages, decisions.outcomes, decisions.faults)
+        self._recorder.published(self.messages, decisions.outcomes)
         copied: Iterable[int] = ()
         if decisions.failed:
             copied = copy_failed(phases.dead_letters, decisions.failed, phases.publisher.alias, is_late=source.is_late)

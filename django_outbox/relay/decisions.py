@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
-from django_outbox.retry import LONGEST_RETRY_AFTER, RetryFunction, RetryPolicy, retry_delay
+from django_outbox.retry import LONGEST_RETRY_AFTER, RetryPolicy, retry_delay
 from django_outbox.stores import Failed, Retried, Settlement
 
 
@@ -18,7 +18,7 @@ class Policy:
         failed_blocks_key: whether a failed message blocks its key.
     """
 
-    retry: Callable[[Message], RetryPolicy | RetryFunction]
+    retry: Callable[[Message], RetryPolicy]
     failed_blocks_key: bool = False
 
 
@@ -29,18 +29,16 @@ class Decisions(NamedTuple):
         outcomes: one per message, in the order of the batch.
         settlement: the new states. Unanswered and blocked messages are not in it: they go back as they were.
         failed: the messages that fail, and why.
-        faults: exceptions of a custom retry function.
     """
 
     outcomes: list[Outcome]
     settlement: Settlement
     failed: list[tuple[Message, Outcome]]
-    faults: list[BaseException]
 
     @classmethod
     def none(cls, count: int) -> "Decisions":
         """Return the decisions for a batch of which no message was published."""
-        return cls([BLOCKED] * count, Settlement(), [], [])
+        return cls([BLOCKED] * count, Settlement(), [])
 
     @property
     def accepts_all(self) -> bool:
@@ -60,21 +58,20 @@ class Decisions(NamedTuple):
         self.settlement.failed += one.settlement.failed
         self.settlement.retried += one.settlement.retried
         self.failed.extend(one.failed)
-        self.faults.extend(one.faults)
 
 
 def decide(messages: Sequence[Message], outcomes: Sequence[Outcome], policy: Policy) -> Decisions:
     """Return the new state of each message, given its outcome in the same order."""
     if outcomes.count(ACCEPTED) == len(outcomes):
-        return Decisions([*outcomes], Settlement(processed=[message.id for message in messages]), [], [])
-    decisions = Decisions([*outcomes], Settlement(), [], [])
+        return Decisions([*outcomes], Settlement(processed=[message.id for message in messages]), [])
+    decisions = Decisions([*outcomes], Settlement(), [])
     settlement = decisions.settlement
     for message, outcome in zip(messages, outcomes, strict=True):
         if outcome.kind is OutcomeKind.ACCEPTED:
             settlement.processed.append(message.id)
             continue
         if outcome.kind is OutcomeKind.DEFERRED:
-            delay = _delay(message, outcome, policy, decisions.faults)
+            delay = _delay(message, outcome, policy)
             if delay is not None:
                 retried = Retried(message.id, outcome.error, delay, outcome.error_kind, outcome.counted)
                 settlement.retried.append(retried)
@@ -87,8 +84,8 @@ def decide(messages: Sequence[Message], outcomes: Sequence[Outcome], policy: Pol
     return decisions
 
 
-def _delay(message: Message, outcome: Outcome, policy: Policy, faults: list[BaseException]) -> float | None:
+def _delay(message: Message, outcome: Outcome, policy: Policy) -> float | None:
     """Return the seconds until a deferred message is retried; None if it has no attempts left."""
     if not outcome.counted:
         return min(outcome.retry_after or 0.0, LONGEST_RETRY_AFTER)
-    return retry_delay(message, outcome, policy.retry(message), on_fault=faults.append)
+    return retry_delay(message, outcome, policy.retry(message))

@@ -54,25 +54,9 @@ class Recorder:
         self._phase_began += time.perf_counter() - began
         self._publishing_began_ns = time.time_ns()
 
-    def published(
-        self, messages: Sequence[Message], outcomes: Sequence[Outcome], faults: Sequence[BaseException]
-    ) -> None:
-        """Record the outcome of each message; again if it was decided again, because it could not be stored.
-
-        Args:
-            faults: exceptions of a custom retry function.
-        """
+    def published(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
+        """Record the outcome of each message; again if it was decided again, because it could not be stored."""
         self._published, self._outcomes = messages, outcomes
-        if faults:
-            logger.error(
-                "Publisher %r: the function under RETRY failed for %s; the default policy decides when to retry",
-                self._publisher.alias,
-                counted(len(faults), "message"),
-                exc_info=faults[0],
-                event="relay.retry_function_failed",
-                publisher=self._publisher.alias,
-                count=len(faults),
-            )
         if self._publish_seconds is None:
             self._end_part(len(messages))
             self._publish_seconds = self._finish_phase("publish", len(messages))

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, set_aside, unanswered
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, unanswered
 from django_outbox.relay.decisions import Decisions, Policy, decide
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryPolicy
 from tests.support.claimed import make_message
@@ -82,14 +82,3 @@ def test_messages_that_are_decided_one_by_one_get_the_same_states(batch: Any):
     for index, (message, outcome) in enumerate(zip(messages, outcomes, strict=True)):
         one_by_one.add(index, decide([message], [outcome], policy()))
     assert one_by_one == decide(messages, outcomes, policy())
-
-
-def test_a_retry_function_that_raises_is_a_fault_and_its_message_is_retried():
-    def refuse(attempt: int, outcome: Outcome, message: Message) -> float:
-        raise KeyError(message.id)
-
-    messages = [make_message(id=1, attempts=9), make_message(id=2)]
-    outcomes = [Outcome(OutcomeKind.DEFERRED, "later"), set_aside("later", 5)]
-    decisions = decide(messages, outcomes, Policy(lambda message: refuse))
-    assert [row.id for row in decisions.settlement.retried] == [1, 2]
-    assert [type(fault) for fault in decisions.faults] == [KeyError]

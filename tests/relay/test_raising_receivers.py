@@ -1,4 +1,4 @@
-"""Signal receivers, retry functions and log handlers that raise, and workers that crash: deliveries go on."""
+"""Signal receivers and log handlers that raise, and workers that crash: deliveries go on."""
 
 import asyncio
 import logging
@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.dispatch import Signal
-from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
-from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import Phases
 from django_outbox.signals import breaker_changed, messages_failed, messages_recovered, phase_finished
 from tests.support.messages import put
 from tests.support.misbehaviour import (
-    BAD,
     Hostile,
     Misbehaving,
     Unprintable,
@@ -28,7 +25,7 @@ from tests.support.misbehaviour import (
     publish_by,
     raising,
 )
-from tests.support.publishers import SCRIPTED, Script
+from tests.support.publishers import Script
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.misbehaviour_fixtures"]
@@ -66,42 +63,6 @@ def test_a_receiver_may_raise_anything(
     finally:
         signal.disconnect(receive)
     assert OutboxMessage.objects.get(payload=1, publisher="default").attempts == 2
-
-
-def policy_raising(error: BaseException) -> Callable[..., Any]:
-    def policy(attempt: int, outcome: Outcome, message: Message) -> Any:
-        raise error
-
-    return policy
-
-
-POLICIES: dict[str, Callable[..., Any]] = {
-    "SystemExit": policy_raising(SystemExit(1)),
-    "CancelledError": policy_raising(asyncio.CancelledError()),
-    "an exception without a text": policy_raising(Unprintable()),
-    "NaN": lambda *_: float("nan"),
-    "infinity": lambda *_: float("inf"),
-    "a huge number": lambda *_: 10**5000,
-    "a negative number": lambda *_: -(10**5000),
-    "True": lambda *_: True,
-    "a text": lambda *_: "5",
-}
-
-
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_retry_function_that_fails_only_delays_its_message(
-    running: Callable[..., Relay], policy: Callable[..., Any], caplog: pytest.LogCaptureFixture
-):
-    publish_by(instead_of_first(retry_later("busy")))
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "bad": {**BAD, "RETRY": policy}}}):
-        running()
-        put(3, publisher="bad")
-        eventually(lambda: processed("bad") == 2)
-        tried = OutboxMessage.objects.filter(publisher="bad", attempts__gte=1, error="busy")
-        waiting = eventually(tried.first)
-        assert_others_go_on()
-    assert waiting.status == Status.PENDING
-    assert "the function under RETRY failed for 1 message;" in caplog.text
 
 
 class RaisingHandler(logging.Handler):

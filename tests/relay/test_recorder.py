@@ -45,7 +45,7 @@ def test_a_wait_for_further_messages_is_no_time_of_publishing(batches: Batches):
     for published in (1, 3):
         with recorder.waiting(published):
             time.sleep(WAIT)
-    recorder.published(messages, [ACCEPTED] * 3, [])
+    recorder.published(messages, [ACCEPTED] * 3)
     recorder.settled(3, messages, Settlement(processed=[0, 1, 2]))
     assert seconds["publish"] < WAIT
     assert [len(batch.messages) for batch in batches.recorded] == [1, 2]

@@ -3,7 +3,6 @@
 import datetime
 import math
 import uuid
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.retry import (
     DEFAULT_POLICY,
-    LONGEST_DELAY,
     LONGEST_RETRY_AFTER,
     Kind,
     RetryPolicy,
@@ -175,70 +173,3 @@ def test_retry_after_overrides_neither_the_last_attempt_nor_exclude():
     assert retry_delay(refused(10), retry_later("busy", retry_after=1), DEFAULT_POLICY) is None
     refusal = retry_later("gone", cause=Gone(), retry_after=1)
     assert retry_delay(MESSAGE, refusal, RetryPolicy(exclude=(Gone,))) is None
-
-
-# Custom functions.
-
-
-def test_a_function_gets_the_attempt_the_outcome_and_the_message_and_decides():
-    got: list[Any] = []
-
-    def own(attempt: int, outcome: Outcome, message: Message) -> float | None:
-        got.append((attempt, outcome, message))
-        return 5 if attempt < 30 else None
-
-    outcome = retry_later("busy", retry_after=99)
-    message = refused(29)
-    assert retry_delay(message, outcome, own) == 5
-    assert got == [(29, outcome, message)]
-    assert retry_delay(refused(30), outcome, own) is None
-
-
-@given(st.floats(0, LONGEST_DELAY) | st.integers(0, int(LONGEST_DELAY)))
-def test_a_function_may_ask_for_any_delay_up_to_a_year(delay: float):
-    faults: list[BaseException] = []
-    assert retry_delay(MESSAGE, BUSY, lambda *_: delay, on_fault=faults.append) == delay
-    assert faults == []
-
-
-def broken(*_: object) -> float:
-    raise KeyError("a bug")
-
-
-def leaving(*_: object) -> float:
-    raise SystemExit(1)
-
-
-@pytest.mark.parametrize(
-    ("own", "kind"),
-    [
-        (broken, KeyError),
-        (leaving, SystemExit),
-        (lambda: 1.0, TypeError),
-        (lambda *_: "5", TypeError),
-        (lambda *_: True, TypeError),
-        (lambda *_: datetime.timedelta(1), TypeError),
-        (lambda *_: -0.001, ValueError),
-        (lambda *_: math.nan, ValueError),
-        (lambda *_: math.inf, ValueError),
-        (lambda *_: LONGEST_DELAY + 1, ValueError),
-        (lambda *_: 10**5000, ValueError),
-    ],
-)
-@pytest.mark.parametrize("attempt", [1, 3, 10_000])
-def test_a_function_that_fails_loses_nothing_at_any_attempt(own: Callable[..., Any], kind: type, attempt: int):
-    faults: list[BaseException] = []
-    delay = retry_delay(refused(attempt), BUSY, own, rand=lambda: 0.5, on_fault=faults.append)
-    assert delay == DEFAULT_POLICY.wait.after(attempt, rand=lambda: 0.5)
-    assert [type(fault) for fault in faults] == [kind]
-    assert retry_delay(refused(attempt), BUSY, own) is not None, "without `on_fault` too"
-
-
-def test_a_function_that_fails_leaves_the_delay_to_the_broker():
-    assert retry_delay(MESSAGE, retry_later("busy", retry_after=33), broken) == 33
-
-
-def test_a_wrong_return_value_is_reported_without_its_content():
-    faults: list[BaseException] = []
-    retry_delay(MESSAGE, BUSY, lambda *_: {"card": "4111"}, on_fault=faults.append)  # type: ignore[arg-type]
-    assert str(faults[0]) == "RETRY returned a dict, not a number of seconds or None"

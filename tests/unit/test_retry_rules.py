@@ -1,6 +1,5 @@
 """The RETRY settings: the policy for a message, the errors for mistakes, and the relay's retries."""
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,30 +10,12 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.conf import OutboxSettings, parse
-from django_outbox.messages import Message, Outcome, rejected, retry_later
-from django_outbox.models import Status
+from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.relay import Relay
-from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.retry import RetryPolicy
 from tests.support.publishers import Script
 
 BACKEND = "tests.support.publishers.ScriptedPublisher"
-HERE = "tests.unit.test_retry_rules"
-
-
-def hourly(attempt: int, outcome: Outcome, message: Message) -> float | None:
-    return 3600.0 if attempt < 5 else None
-
-
-def daily(attempt: int, outcome: Outcome, message: Message) -> float | None:
-    return 86_400.0
-
-
-def two(attempt: int, outcome: Outcome) -> float:
-    return 1.0
-
-
-async def coroutine(attempt: int, outcome: Outcome, message: Message) -> float:
-    return 1.0
 
 
 class Gone(Exception):
@@ -57,7 +38,7 @@ def settings_of(retry: Any = None, publisher: Any = None) -> OutboxSettings:
     return settings
 
 
-def policy_of(retry: Any, publisher: Any = None, type: str = "order.created") -> RetryPolicy | RetryFunction:
+def policy_of(retry: Any, publisher: Any = None, type: str = "order.created") -> RetryPolicy:
     """The policy of the publisher "hook"."""
     return settings_of(retry, publisher).retry_policy("hook", type)
 
@@ -145,28 +126,12 @@ def test_an_empty_list_clears_an_earlier_one():
     assert policy_of({"INCLUDE": [OSError], "EXCLUDE": [Gone]}, {"INCLUDE": []}) == RetryPolicy(exclude=(Gone,))
 
 
-@pytest.mark.parametrize("own", [hourly, f"{HERE}.hourly"])
-def test_a_function_may_stand_in_each_place(own: Any):
-    assert policy_of(own) is hourly
-    assert policy_of({"DELAY": 3}, own) is hourly
-    assert policy_of({"TYPES": {"order.*": own}}) is hourly
-    assert policy_of({"TYPES": {"order.*": daily}}, {"TYPES": {"order.*": own}}) is hourly
-    assert policy_of({"TYPES": {"order.*": own}}, type="other") == RetryPolicy()
-
-
-def test_a_function_replaces_earlier_keys_and_later_keys_begin_from_the_defaults():
-    assert policy_of({"DELAY": 3, "TYPES": {"*": {"FACTOR": 3}}}, hourly) is hourly
-    assert policy_of(hourly, {"DELAY": 3}) == RetryPolicy(delay=3)
-    assert policy_of(hourly, {"TYPES": {"order.*": {"DELAY": 3}}}, type="other") is hourly
-    assert policy_of(hourly, {}) is hourly
-
-
 def test_the_policy_of_a_type_is_made_once():
     settings = settings_of({"TYPES": {"order.*": {"DELAY": 3}}})
     assert settings.retry_policy("hook", "order.created") is settings.retry_policy("hook", "order.created")
 
 
-CALLABLE = "a dict, or a function with the parameters attempt, outcome and message, or its dotted path"
+DICT = 'It must be a dict such as {"MAX_ATTEMPTS": 5}.'
 PATTERN = 'It must be a non-blank string, such as "order.*".'
 SECONDS = "It must be a number of seconds greater than 0 and less than a year, or an equivalent timedelta."
 
@@ -174,20 +139,8 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
 @pytest.mark.parametrize(
     ("retry", "message", "remedy"),
     [
-        (3, " is 3.", f"It must be {CALLABLE}."),
-        (None, " is None.", f"It must be {CALLABLE}."),
-        (RetryPolicy, f" is {RetryPolicy!r}.", f"It must be {CALLABLE}."),
-        pytest.param(
-            two,
-            f" is {two!r}.",
-            f"{CALLABLE}; this one does not accept three arguments (too many positional arguments).",
-            id="a function of two arguments",
-        ),
-        pytest.param(coroutine, f" is {coroutine!r}.", f"It must be {CALLABLE}.", id="a coroutine"),
-        ("math.pi", " is 'math.pi'.", f"It must be {CALLABLE}."),
-        ("hourly", " is 'hourly'.", "it cannot be imported (ImportError: hourly doesn't look like a module path)."),
-        ("nowhere.wait", " is 'nowhere.wait'.", "(ModuleNotFoundError: No module named 'nowhere')."),
-        (f"{HERE}.weekly", f" is '{HERE}.weekly'.", 'does not define a "weekly" attribute/class).'),
+        (3, " is 3.", DICT),
+        (None, " is None.", DICT),
         (
             {"ATTEMPTS": 3},
             " has an unknown key 'ATTEMPTS'.",
@@ -231,7 +184,7 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
             "['TYPES'][''] is not a valid pattern.",
             PATTERN,
         ),
-        ({"TYPES": {"a.*": 5}}, "['TYPES']['a.*'] is 5.", f"It must be {CALLABLE}."),
+        ({"TYPES": {"a.*": 5}}, "['TYPES']['a.*'] is 5.", DICT),
         ({"TYPES": {"a.*": {"DELAY": -1}}}, "['TYPES']['a.*']['DELAY'] is -1.", SECONDS),
         (
             {"TYPES": {"a.*": {"TYPES": {}}}},
@@ -265,13 +218,6 @@ def test_every_mistake_is_reported_not_only_the_first():
         "['RETRY']['TYPES']['b']['INCLUDE'][1] is 2.",
         "['PUBLISHERS']['hook']['RETRY']['DELAY'] is 0.",
     ]
-
-
-def test_a_module_that_fails_to_import_is_reported_with_the_reason(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "broken_retries.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    _, problems = parse(outbox("broken_retries.wait"))
-    assert "it cannot be imported (ZeroDivisionError: division by zero)" in problems[0].hint
 
 
 # Through the relay.
@@ -308,7 +254,7 @@ def waits() -> dict[str, int | None]:
 def test_the_relay_follows_the_policy_of_the_publisher_and_the_type(refusing: Any):
     refusing(lambda message: retry_later("busy", cause=Gone() if message.type == "user.gone" else None))
     retry = {"DELAY": 1000, "JITTER": 0, "MAX_DELAY": 100_000, "TYPES": {"order.*": {"DELAY": 2000}}}
-    own = {"EXCLUDE": [Gone], "TYPES": {"order.paid": hourly, "once.*": {"MAX_ATTEMPTS": 1}}}
+    own = {"EXCLUDE": [Gone], "TYPES": {"order.paid": {"DELAY": 3600}, "once.*": {"MAX_ATTEMPTS": 1}}}
     with override_settings(OUTBOX=outbox(retry, own)):
         deliver("user.new", "user.gone", "order.new", "order.paid", "once.only")
     found = waits()
@@ -319,26 +265,3 @@ def test_the_relay_follows_the_policy_of_the_publisher_and_the_type(refusing: An
         "order.paid": pytest.approx(3600, abs=20),
         "once.only": None,
     }
-
-
-def broken(attempt: int, outcome: Outcome, message: Message) -> float:
-    raise LookupError("a bug in the project")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_function_that_fails_is_logged_once_a_batch_and_its_messages_are_tried_again(
-    refusing: Any, caplog: pytest.LogCaptureFixture
-):
-    refusing(lambda message: rejected("never") if message.type == "bad" else retry_later("busy"))
-    with override_settings(OUTBOX={**outbox(broken), "BATCH_SIZE": 50}):
-        with transaction.atomic():
-            enqueue_many([OutboxMessage(type="bad" if n == 7 else "good", payload=n) for n in range(100)])
-        with caplog.at_level(logging.ERROR, "django_outbox"), Relay() as relay:
-            tally = relay.deliver_once()
-    assert (tally.retried, tally.failed) == (49, 1)
-    lines = [record for record in caplog.records if "RETRY" in record.getMessage()]
-    assert [record.levelno for record in lines] == [logging.ERROR]
-    assert "failed for 49 messages" in lines[0].getMessage()
-    assert lines[0].exc_info is not None
-    assert str(lines[0].exc_info[1]) == "a bug in the project"
-    assert OutboxMessage.objects.with_status(Status.PENDING).filter(attempts=1).count() == 49

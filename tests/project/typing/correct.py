@@ -32,12 +32,12 @@ from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import RecordsEvents, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
 from django_outbox.inbox import Received, once, receive
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later, set_aside, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.relay import Relay, Tally
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
-from django_outbox.retry import Kind, RetryFunction, RetryPolicy
+from django_outbox.retry import Kind, RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
 from django_outbox.testing import Drained, Outbox, isolated_events, isolated_handlers
 
@@ -167,11 +167,6 @@ class QueuePublisher(Publisher):
         assert_type(self.alias, str)
 
 
-def wait_an_hour(attempt: int, outcome: Outcome, message: Message) -> float | None:
-    return None if attempt > 3 or outcome.kind is OutcomeKind.REJECTED else 3600 * message.attempts
-
-
-retry: RetryFunction = wait_an_hour
 growth: Kind = "linear"
 policy = RetryPolicy(max_attempts=3, backoff=growth, delay=0.5, exclude=(ValueError,))
 

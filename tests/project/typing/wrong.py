@@ -10,10 +10,10 @@ from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
 from django_outbox.events import RecordsEvents, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox import receive
-from django_outbox.messages import Message, Outcome, retry_later
+from django_outbox.messages import Message, retry_later
 from django_outbox.models import OutboxMessageQuerySet
 from django_outbox.relay import Relay
-from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.retry import RetryPolicy
 
 
 def enqueue_wrongly() -> None:
@@ -81,10 +81,3 @@ RetryPolicy(backoff="quadratic")  # type: ignore[arg-type]
 RetryPolicy().delay = 3  # type: ignore[misc]
 beat_schedule(5)  # type: ignore[call-arg]
 InvalidMessage("payload")  # type: ignore[call-arg]
-
-
-def two_arguments(attempt: int, outcome: Outcome) -> float:
-    return 1.0
-
-
-function: RetryFunction = two_arguments  # type: ignore[assignment]
