@@ -23,7 +23,8 @@ from django_outbox.relay import Relay
 from tests.support.celery.tools import BROKERS, PATH, MakeApp
 from tests.support.claimed import make_message
 from tests.support.ports import free_port
-from tests.support.rabbitmq.tools import TcpProxy, broker_url
+from tests.support.proxies import Proxy
+from tests.support.rabbitmq.tools import broker_url
 
 pytest_plugins = ["tests.support.celery.app_fixtures", "tests.support.tls_fixtures"]
 pytestmark = pytest.mark.django_db(databases=["default"], transaction=True)
@@ -292,7 +293,7 @@ def test_redis_that_refuses_one_queue_accepts_the_others(
 
 
 def test_a_task_is_sent_over_tls_to_a_broker_whose_certificate_is_trusted(
-    make: MakeApp, prefix: str, tls_proxy: TcpProxy, certificates: dict[str, Path]
+    make: MakeApp, prefix: str, tls_proxy: Proxy, certificates: dict[str, Path]
 ):
     trusted = {"ca_certs": str(certificates["broker.pem"]), "cert_reqs": ssl.CERT_REQUIRED}
     app = make(broker_url(scheme="amqps", port=tls_proxy.port), broker_use_ssl=trusted)

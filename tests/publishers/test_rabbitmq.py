@@ -17,7 +17,8 @@ from django_outbox.brokers.rabbitmq.publisher_connection import NACKED, Unconfir
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
-from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, in_flight
+from tests.support.proxies import Proxy
+from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url, in_flight, say
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -139,7 +140,7 @@ for _ in range(100_000):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_message_that_amqp_cannot_carry_is_rejected_alone(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, fields: dict[str, Any], reason: str
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, fields: dict[str, Any], reason: str
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
@@ -214,7 +215,7 @@ def test_messages_for_a_full_queue_are_deferred(broker: Broker, make_publisher: 
 
 
 def test_a_message_because_of_which_the_broker_closes_the_channel_has_to_be_found(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
@@ -224,7 +225,7 @@ def test_a_message_because_of_which_the_broker_closes_the_channel_has_to_be_foun
         publishing = pool.submit(publisher.publish, [make_message(queue)] * 2)
         text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
         eventually(lambda: in_flight(publisher), "the messages were sent")
-        proxy.say(spec.Channel.Close(406, text, 60, 40), channel=1)
+        say(proxy, spec.Channel.Close(406, text, 60, 40), channel=1)
         with pytest.raises(BatchRefused, match="max size 1000") as raised:
             publishing.result(60)
     assert (raised.value.permanent, raised.value.outcomes) == (True, [None, None])

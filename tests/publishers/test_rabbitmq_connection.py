@@ -15,14 +15,16 @@ from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
 from tests.support.ports import free_port
+from tests.support.proxies import Proxy
 from tests.support.rabbitmq.tools import (
+    HEARTBEAT,
     Broker,
     MakePublisher,
     Publishing,
-    TcpProxy,
     broker_url,
     channels_of,
     in_flight,
+    say,
 )
 from tests.support.waiting import eventually
 
@@ -50,21 +52,21 @@ def test_a_durable_exchange_is_declared_on_demand(broker: Broker, make_publisher
     broker.channel.exchange_declare(exchange, "headers", durable=True)
 
 
-def refused_by_channel(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, text: str) -> list[Outcome]:
+def refused_by_channel(broker: Broker, proxy: Proxy, make_publisher: MakePublisher, text: str) -> list[Outcome]:
     """Publish a message whose confirm is a 403 that closes the channel, and return the outcomes."""
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
     proxy.hold_back()
     publishing = Publishing(publisher, [make_message("a.b")])
     eventually(lambda: in_flight(publisher), "the message was sent")
-    proxy.say(spec.Channel.Close(403, text, 60, 40), channel=1)
+    say(proxy, spec.Channel.Close(403, text, 60, 40), channel=1)
     outcomes = publishing.outcomes()
     proxy.resume()
     return list(outcomes)
 
 
 def test_a_user_that_may_not_write_is_an_error_with_the_remedy(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     text = "ACCESS_REFUSED - access to exchange 'shop' in vhost '/' refused for user 'guest'"
     error = only_error(refused_by_channel(broker, proxy, make_publisher, text), OutcomeKind.UNANSWERED)
@@ -72,7 +74,7 @@ def test_a_user_that_may_not_write_is_an_error_with_the_remedy(
 
 
 def test_a_message_for_a_topic_without_permission_is_deferred(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     text = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'shop' in vhost '/' refused for user 'guest'"
     (outcome,) = refused_by_channel(broker, proxy, make_publisher, text)
@@ -100,13 +102,11 @@ def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
     assert "no-such-vhost" in error
 
 
-def test_a_proxy_that_loses_its_broker_is_no_wrong_url(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_proxy_that_loses_its_broker_is_no_wrong_url(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
     publisher.close()
-    monkeypatch.setattr(settings, "AMQP_URL", broker_url(port=free_port()))
+    proxy.go_down()
     error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
     assert "the broker is starting or stopping, or a proxy cannot reach it" in error
     assert "in url" not in error
@@ -116,7 +116,7 @@ def test_a_proxy_that_loses_its_broker_is_no_wrong_url(
     assert "this port does not speak AMQP, correct host and port in url" in error
 
 
-def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
+def test_connecting_is_bounded_in_time(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
@@ -133,7 +133,7 @@ def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_pub
 
 @pytest.mark.parametrize("down", ["refused", "unresolvable", "unresponsive"])
 def test_a_node_that_is_down_is_skipped(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, down: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, down: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("random.sample", lambda hosts, _count: [*hosts])
     proxy.hold_back()
@@ -155,7 +155,7 @@ def test_the_nodes_are_tried_in_random_order(make_publisher: MakePublisher):
 
 
 def test_connecting_has_a_short_timeout_for_each_node(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
 ):
     """The broker may take its time over a message, and yet a node that does not let the publisher in is left soon."""
     monkeypatch.setattr("random.sample", lambda hosts, _count: [*hosts])
@@ -173,7 +173,7 @@ def test_connecting_has_a_short_timeout_for_each_node(
     assert proxy.connections == 5
 
 
-def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: TcpProxy, make_publisher: MakePublisher):
+def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: Proxy, make_publisher: MakePublisher):
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.prepare() == ""
     assert publisher.prepare() == ""
@@ -188,16 +188,16 @@ def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: TcpProxy, 
 
 
 def test_unconfirmed_messages_are_unanswered_when_the_connection_is_lost(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    confirmed = proxy.bytes_from_broker
+    confirmed = proxy.bytes_from_server
     proxy.hold_back(after=100_000)
     messages = [make_message(queue, str(n).encode().rjust(250)) for n in range(1000)]
     publishing = Publishing(publisher, messages)
-    eventually(lambda: proxy.bytes_from_broker > confirmed, "a message was confirmed")
+    eventually(lambda: proxy.bytes_from_server > confirmed, "a message was confirmed")
     proxy.end_connections()
     outcomes = publishing.outcomes()
     counts = Counter(kinds(outcomes))
@@ -212,23 +212,21 @@ def test_unconfirmed_messages_are_unanswered_when_the_connection_is_lost(
     assert proxy.connections == 2
 
 
-def test_a_connection_that_the_broker_closes_is_replaced(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
-):
+def test_a_connection_that_the_broker_closes_is_replaced(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.hold_back()
     publishing = Publishing(publisher, [make_message(queue)])
     eventually(lambda: in_flight(publisher), "the message was sent")
-    proxy.say(spec.Connection.Close(320, "CONNECTION_FORCED - by an operator", 0, 0))
+    say(proxy, spec.Connection.Close(320, "CONNECTION_FORCED - by an operator", 0, 0))
     assert "320 CONNECTION_FORCED - by an operator" in only_error(publishing.outcomes(), OutcomeKind.UNANSWERED)
     proxy.resume()
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
 
 
 def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     """Data that has not left this machine is dropped; a network buffers less than these 40 MB."""
     queue = broker.queue()
@@ -245,23 +243,23 @@ def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
     assert broker.depth(queue) < 102
 
 
-def test_an_idle_connection_is_kept_alive(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
+def test_an_idle_connection_is_kept_alive(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
     """The broker closes a connection after two missed heartbeats, which are a second apart here."""
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port, query="heartbeat=1"))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    eventually(lambda: proxy.heartbeats >= 8, "heartbeats were sent")
+    eventually(lambda: proxy.beginning.count(HEARTBEAT) >= 8, "heartbeats were sent")
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert proxy.connections == 1
 
 
 def test_a_blocked_connection_is_given_up(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port), timeout=2)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    proxy.say(spec.Connection.Blocked("low on memory"))
+    say(proxy, spec.Connection.Blocked("low on memory"))
     eventually(lambda: "RabbitMQ blocks the connection: low on memory" in caplog.text, "the publisher noticed it")
     error = only_error(publisher.publish([make_message(queue)] * 2), OutcomeKind.UNANSWERED)
     assert "was blocked for 2 s: low on memory" in error
@@ -270,7 +268,7 @@ def test_a_blocked_connection_is_given_up(
 
 
 def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
     """A blocked broker owes no confirm, so no other connection is opened."""
     queue = broker.queue()
@@ -279,12 +277,12 @@ def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
     proxy.hold_back()
     sent = Publishing(publisher, [make_message(queue, b"sent")])
     eventually(lambda: in_flight(publisher), "the message was sent")
-    proxy.say(spec.Connection.Blocked("low on disk"))
+    say(proxy, spec.Connection.Blocked("low on disk"))
     eventually(lambda: "low on disk" in caplog.text, "the publisher noticed it")
     kept = Publishing(publisher, [make_message(queue, b"kept")])
     sent.join(timeout=2.5)
     assert sent.is_alive()
-    proxy.say(spec.Connection.Unblocked())
+    say(proxy, spec.Connection.Unblocked())
     proxy.resume()
     assert sent.outcomes() == kept.outcomes() == [ACCEPTED]
     assert [received.body for received in broker.take(queue)] == [b"{}", b"sent", b"kept"]
@@ -292,7 +290,7 @@ def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
 
 
 def test_a_broker_that_opens_no_further_channel_is_given_up(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
@@ -320,7 +318,7 @@ def publisher_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "outbox-rabbitmq-shop"]
 
 
-def test_close_ends_the_connection_and_its_thread(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
+def test_close_ends_the_connection_and_its_thread(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
     assert publisher_threads() == ["outbox-rabbitmq-shop"]
@@ -329,7 +327,7 @@ def test_close_ends_the_connection_and_its_thread(broker: Broker, proxy: TcpProx
 
 
 def test_close_does_not_wait_for_an_unresponsive_broker(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT", 0.2)
     queue = broker.queue()
@@ -343,7 +341,7 @@ def test_close_does_not_wait_for_an_unresponsive_broker(
     assert publisher_threads() == []
 
 
-def test_close_while_connecting_leaves_no_thread_behind(proxy: TcpProxy, make_publisher: MakePublisher):
+def test_close_while_connecting_leaves_no_thread_behind(proxy: Proxy, make_publisher: MakePublisher):
     proxy.hold_back()
     publisher = make_publisher(broker_url(port=proxy.port))
     publishing = Publishing(publisher, [make_message("t")])

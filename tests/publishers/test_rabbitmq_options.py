@@ -11,7 +11,8 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
-from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url
+from tests.support.proxies import Proxies, Proxy
+from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url, open_proxy
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.tls_fixtures"]
 
@@ -20,7 +21,7 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.tls_fixtures
 
 
 def test_amqps_connects_to_a_broker_whose_certificate_is_trusted(
-    broker: Broker, tls_proxy: TcpProxy, make_publisher: MakePublisher, certificates: dict[str, Path]
+    broker: Broker, tls_proxy: Proxy, make_publisher: MakePublisher, certificates: dict[str, Path]
 ):
     queue = broker.queue()
     url = broker_url(scheme="amqps", port=tls_proxy.port)
@@ -32,7 +33,7 @@ def test_amqps_connects_to_a_broker_whose_certificate_is_trusted(
 
 @pytest.mark.parametrize("trusted", ["stranger.pem", None], ids=["another", "the system"])
 def test_amqps_refuses_a_certificate_that_is_not_trusted(
-    tls_proxy: TcpProxy, make_publisher: MakePublisher, certificates: dict[str, Path], trusted: str | None
+    tls_proxy: Proxy, make_publisher: MakePublisher, certificates: dict[str, Path], trusted: str | None
 ):
     url = broker_url(scheme="amqps", port=tls_proxy.port)
     publisher = make_publisher(url, ssl={"cafile": str(certificates[trusted])} if trusted else None)
@@ -50,7 +51,8 @@ def test_a_client_certificate_is_presented(
     trust = {"cafile": str(certificates["broker.pem"])}
     own = {"certfile": str(certificates["stranger.pem"]), "keyfile": str(certificates["stranger.key"])}
     messages = [make_message(broker.queue())]
-    with TcpProxy(context) as proxy:
+    with Proxies() as proxies:
+        proxy = open_proxy(proxies, context)
         url = broker_url(scheme="amqps", port=proxy.port)
         assert kinds(make_publisher(url, ssl=trust).publish(messages)) == [OutcomeKind.UNANSWERED]
         assert make_publisher(url, ssl={**trust, **own}).publish(messages) == [ACCEPTED]

@@ -17,7 +17,8 @@ from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeK
 from django_outbox.relay.sending import isolation as isolating
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds
-from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of
+from tests.support.proxies import Proxy
+from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url, channels_of
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
@@ -278,7 +279,7 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unguarded")
 def test_a_message_that_makes_rabbitmq_close_the_channel_is_rejected_alone(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
@@ -307,7 +308,7 @@ def test_a_single_message_that_rabbitmq_refuses_is_rejected(broker: Broker, make
 
 @pytest.mark.usefixtures("unguarded")
 def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
-    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))

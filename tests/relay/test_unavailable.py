@@ -14,8 +14,9 @@ from django_outbox.relay.limits import Limits
 from django_outbox.tasks import drain_outbox
 from tests.conftest import ALIASES
 from tests.support.messages import put
+from tests.support.proxies import Proxy
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
-from tests.support.rabbitmq.tools import TcpProxy, broker_url
+from tests.support.rabbitmq.tools import broker_url
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -83,7 +84,7 @@ def test_a_drain_whose_time_ends_after_a_delivery_raises_no_error(using: str):
         assert relay.drain(max_seconds=0).processed == 1
 
 
-def test_the_task_fails_if_the_broker_swallows_everything(proxy: TcpProxy):
+def test_the_task_fails_if_the_broker_swallows_everything(proxy: Proxy):
     """Also a broker that has let the relay in, and then accepts everything without a reply."""
     options = {"url": broker_url(port=proxy.port), "timeout": 1.5, "connect_timeout": 1}
     rabbitmq = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}

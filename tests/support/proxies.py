@@ -1,6 +1,7 @@
 """TCP proxies to servers of this machine, which make trouble on demand."""
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine
@@ -77,6 +78,8 @@ class Proxy:
     Attributes:
         port: where it listens.
         connections: how many there have been.
+        beginning: the first bytes that went to the server.
+        bytes_from_server: how many the clients were sent.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Proxy:
         self._tls = tls
         self.port = 0
         self.connections = 0
+        self.beginning = b""
+        self.bytes_from_server = 0
         self._target = (host, target)
         self._make_filters = make_filters
         self._proxies = proxies
@@ -97,7 +102,14 @@ class Proxy:
         self._silent = False
         self._refusing = False
         self._allowance: int | None = None
+        self._held_after: int | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._clients: list[asyncio.StreamWriter] = []
+
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        return len(self._writers) // 2
 
     async def listen(self) -> None:
         """Begin to accept connections."""
@@ -142,6 +154,24 @@ class Proxy:
         else:
             self._allowance = after
 
+    def hold_back(self, *, after: int = 0) -> None:
+        """Let that many more bytes through to the server, and then read nothing more from the clients."""
+        self._held_after = after
+
+    def resume(self) -> None:
+        """Let everything through again."""
+        self._held_after = None
+
+    def end_connections(self) -> None:
+        """End each connection as a server that goes away does; what was sent before still arrives."""
+        for client in self._clients:
+            with suppress(OSError):
+                client.get_extra_info("socket").shutdown(socket.SHUT_WR)
+
+    def say(self, data: bytes) -> None:
+        """Send something to the last client, as if the server had; only while the server is silent itself."""
+        self._proxies.call(lambda: self._clients[-1].write(data))
+
     def _abort(self) -> None:
         self._allowance = None
         for writer in self._writers:
@@ -157,6 +187,7 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
+        self._clients.append(writer)
         both = {writer, server_writer}
         self._writers |= both
         there, back = self._make_filters() if self._make_filters else (_unchanged, _unchanged)
@@ -168,6 +199,7 @@ class Proxy:
                 )
         finally:
             self._writers -= both
+            self._clients.remove(writer)
             for each in both:
                 each.transport.abort()
 
@@ -186,12 +218,30 @@ class Proxy:
                     writer.write(data[: self._allowance or None])
                     self._abort()
                     return
+            if to_server:
+                self.beginning = (self.beginning + data)[:4096]
+                data = await self._hold(data, reader, writer)
+            else:
+                self.bytes_from_server += len(data)
             writer.write(data)
             await writer.drain()
         # One end is gone: end the connection to the other one, after everything that was sent to it.
         if self._silent:
             await asyncio.Event().wait()
         raise ConnectionResetError
+
+    async def _hold(self, data: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Send what may go through now, and return the rest when all may."""
+        while self._held_after is not None:
+            writer.write(data[: self._held_after])
+            data, self._held_after = data[self._held_after :], max(self._held_after - len(data), 0)
+            if not data:
+                break
+            if error := reader.exception():
+                # The client has hung up, and takes back what it has sent.
+                raise error
+            await asyncio.sleep(0.02)
+        return data
 
 
 def _unchanged(data: bytes) -> bytes:

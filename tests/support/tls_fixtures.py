@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import make_certificate
-from tests.support.rabbitmq.tools import TcpProxy
+from tests.support.proxies import Proxies, Proxy
+from tests.support.rabbitmq.tools import open_proxy
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def tls_proxy(certificates: dict[str, Path]) -> Iterator[TcpProxy]:
+def tls_proxy(certificates: dict[str, Path]) -> Iterator[Proxy]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
-    with TcpProxy(context) as proxy:
-        yield proxy
+    with Proxies() as proxies:
+        yield open_proxy(proxies, context)

@@ -7,7 +7,8 @@ import pytest
 from django.conf import settings
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy
+from tests.support.proxies import Proxies, Proxy
+from tests.support.rabbitmq.tools import Broker, MakePublisher, open_proxy
 
 
 @pytest.fixture
@@ -17,9 +18,9 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def proxy() -> Iterator[TcpProxy]:
-    with TcpProxy() as proxy:
-        yield proxy
+def proxy() -> Iterator[Proxy]:
+    with Proxies() as proxies:
+        yield open_proxy(proxies)
 
 
 @pytest.fixture

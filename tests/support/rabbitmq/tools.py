@@ -1,8 +1,5 @@
-"""Helpers for tests of the RabbitMQ publisher: temporary queues, and a proxy that disturbs connections."""
+"""Helpers for tests of the RabbitMQ publisher: temporary queues, and proxies of the broker."""
 
-import contextlib
-import selectors
-import socket
 import ssl
 import threading
 import uuid
@@ -18,6 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.publisher_connection import PublisherChannel, RabbitMQPublisherConnection
 from django_outbox.messages import Message, Outcome
+from tests.support.proxies import Proxies, Proxy
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
 
@@ -96,125 +94,15 @@ class Broker:
         self._connection.close()
 
 
-class TcpProxy:
-    """A proxy of the broker that can stall and cut connections, and send methods itself.
+def open_proxy(proxies: Proxies, tls: ssl.SSLContext | None = None) -> Proxy:
+    """Open a proxy of the broker. With `tls`, its clients speak TLS."""
+    parts = urlsplit(str(settings.AMQP_URL))
+    return proxies.open(parts.port or 5672, tls, host=parts.hostname or "")
 
-    Args:
-        tls: speak TLS with the client, and plain text with the broker.
-    """
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.connections = 0
-        self.open = 0
-        self.heartbeats = 0
-        self._sending = threading.Lock()
-        self._bytes_from_broker = 0
-        self.beginning = b""
-        self._tls = tls
-        self._allowance: int | None = None
-        self._stopped = False
-        self._clients: list[socket.socket] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        self._threads: list[threading.Thread] = []
-        self._start(self._accept)
-
-    @property
-    def bytes_from_broker(self) -> int:
-        """How much the client was sent; what it may have read is counted."""
-        with self._sending:
-            return self._bytes_from_broker
-
-    def hold_back(self, *, after: int = 0) -> None:
-        """Let that many more bytes through to the broker, and then nothing."""
-        self._allowance = after
-
-    def resume(self) -> None:
-        """Let everything through again."""
-        self._allowance = None
-
-    def end_connections(self) -> None:
-        """End each connection as a broker that goes away does; what was sent before still arrives."""
-        for client in self._clients:
-            with contextlib.suppress(OSError):
-                client.shutdown(socket.SHUT_WR)
-
-    def say(self, method: pika.amqp_object.Method, channel: int = 0) -> None:
-        """Send a method to the last client, as if the broker had; only while the broker is silent itself."""
-        self._clients[-1].sendall(pika.frame.Method(channel, method).marshal())
-
-    def __enter__(self) -> "TcpProxy":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped = True
-        for thread in self._threads:
-            thread.join()
-        for each in (*self._clients, self._server):
-            each.close()
-
-    def _start(self, work: Callable[..., None], *args: object) -> None:
-        self._threads.append(threading.Thread(target=work, args=args))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        self._server.settimeout(0.05)
-        while not self._stopped:
-            with contextlib.suppress(TimeoutError):
-                client, _ = self._server.accept()
-                client.settimeout(5)
-                self.connections += 1
-                self._start(self._serve, client)
-
-    def _serve(self, client: socket.socket) -> None:
-        # A client that hangs up, or does not trust the certificate, ends its connection and not the test.
-        with contextlib.suppress(OSError):
-            if self._tls is not None:
-                client = self._tls.wrap_socket(client, server_side=True)
-            self._clients.append(client)
-            parts = urlsplit(settings.AMQP_URL)
-            with socket.create_connection((parts.hostname or "", parts.port or 5672)) as broker:
-                self.open += 1
-                try:
-                    while not self._stopped and self._forward(client, broker):
-                        pass
-                finally:
-                    self.open -= 1
-        # Not closed before the end: that would take back what the client has not read yet.
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_WR)
-
-    def _forward(self, client: socket.socket, broker: socket.socket) -> bool:
-        """Carry what there is in both directions; False when one end is gone."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(broker, selectors.EVENT_READ)
-            if self._allowance != 0:
-                selector.register(client, selectors.EVENT_READ)
-            ready = {key.fileobj for key, _ in selector.select(0.02)}
-        if client in ready and not self._carry_to_broker(client, broker):
-            return False
-        if broker in ready:
-            data = broker.recv(65536)
-            with self._sending:
-                client.sendall(data)
-                self._bytes_from_broker += len(data)
-            return bool(data)
-        return True
-
-    def _carry_to_broker(self, client: socket.socket, broker: socket.socket) -> bool:
-        while True:
-            allowance = self._allowance
-            if allowance == 0:
-                return True
-            data = client.recv(allowance or 65536)
-            if allowance:
-                self._allowance = allowance - len(data)
-            self.heartbeats += data.count(HEARTBEAT)
-            self.beginning = (self.beginning + data)[:4096]
-            broker.sendall(data)
-            # What TLS has decrypted already is not seen by a selector.
-            if not (isinstance(client, ssl.SSLSocket) and client.pending()):
-                return bool(data)
+def say(proxy: Proxy, method: pika.amqp_object.Method, channel: int = 0) -> None:
+    """Send a method to the last client, as if the broker had."""
+    proxy.say(pika.frame.Method(channel, method).marshal())
 
 
 MakePublisher = Callable[..., RabbitMQPublisher]
