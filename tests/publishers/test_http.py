@@ -187,11 +187,11 @@ def test_a_busy_receiver_uses_up_no_attempt(receiver: Receiver, make_webhooks: M
     assert 0.1 <= outcome.retry_after <= 1.0
 
 
-def test_a_redirect_is_not_followed_and_names_the_host_only(receiver: Receiver, make_webhooks: MakePublisher):
+def test_a_redirect_is_not_followed(receiver: Receiver, make_webhooks: MakePublisher):
     receiver.reply = lambda _call: Reply(307, {"location": f"{receiver.url('/s3cret', host='localhost')}?t=s3cret"})
     (outcome,) = make_webhooks(receiver.url("/from")).publish([make_message()])
     assert outcome.kind is OutcomeKind.REJECTED
-    assert "a redirect to the host 'localhost'" in outcome.error
+    assert "a redirect; set url" in outcome.error
     assert "s3cret" not in outcome.error
     assert [call.path for call in receiver.calls] == ["/from"]
 

@@ -281,9 +281,7 @@ RESPONSES = {
     "duplicate in process": (response(409, 10158), waiting("nats.busy")),
     "too large for the store": (response(503, 10077, "message too large"), rejected("nats.too_large")),
     "store failed": (response(503, 10077, "disk"), (OutcomeKind.DEFERRED, "nats.refused", True)),
-    "TTL": (response(400, 10166), rejected("nats.refused")),
     "wrong stream": (response(400, 10060), rejected("nats.wrong_stream")),
-    "own header": (response(400, 10071), rejected("nats.refused")),
     "unknown": (response(500, 99_999), (OutcomeKind.DEFERRED, "nats.refused", True)),
 }
 

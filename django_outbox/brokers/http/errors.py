@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 import httpcore
 
@@ -54,7 +53,6 @@ class Response:
 
     status: int
     retry_after: float | None = None
-    location: str = ""
 
     @property
     def is_busy(self) -> bool:
@@ -89,8 +87,7 @@ def outcome_of(response: Response) -> Outcome:
         return ACCEPTED
     error_class = f"http.{status}"
     if 300 <= status < 400:
-        place = f" to the host {response.location!r}" if response.location else ""
-        text = f"the receiver responded {response.text}, a redirect{place}; set url to the address of the receiver"
+        text = f"the receiver responded {response.text}, a redirect; set url to the address of the receiver"
         return rejected(text, error_class=error_class)
     text = f"the receiver responded {response.text}"
     if response.is_busy:
@@ -124,14 +121,12 @@ def _root(error: BaseException) -> BaseException:
 
 
 def read_response(response: httpcore.Response) -> Response:
-    retry_after, location = None, ""
-    if response.status >= 300:
+    retry_after = None
+    if response.status >= 400:
         for name, value in response.headers:
             if name.lower() == b"retry-after":
                 retry_after = _read_retry_after(value, time.time())
-            elif name.lower() == b"location":
-                location = _read_location(value)
-    return Response(response.status, retry_after, location)
+    return Response(response.status, retry_after)
 
 
 def _read_retry_after(value: bytes, now: float) -> float | None:
@@ -150,10 +145,3 @@ def _read_retry_after(value: bytes, now: float) -> float | None:
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.timezone.utc)
     return min(max(date.timestamp() - now, 0.0), float(MAX_WAIT))
-
-
-def _read_location(value: bytes) -> str:
-    try:
-        return urlsplit(value.decode("latin-1")).hostname or ""
-    except ValueError:
-        return ""

@@ -83,7 +83,6 @@ class _Response(NamedTuple):
 
 
 _TOO_LARGE = _Response("too_large", "raise the stream's max_msg_size, or the server's max_payload")
-_OWN_HEADER = _Response("refused", "correct the header of the message that begins with Nats-, or the stream")
 _NO_STORAGE = _Response("no_resources", "give the server more storage", FULL_WAIT)
 _CHANGING = _Response("unavailable", wait=BUSY_WAIT)
 _NOT_ENABLED = _Response("unavailable", wait=FULL_WAIT)
@@ -95,10 +94,6 @@ _RESPONSES = {
     10097: _Response("too_large", "the headers are too large"),  # JSStreamHeaderExceedsMaximumErr
     10060: _Response("wrong_stream", "correct the option stream, or the stream's subjects"),  # JSStreamNotMatchErr
     10109: _Response("sealed", "publish to another stream"),  # JSStreamSealedErr
-    # Headers that expect a sequence or an ID, and roll up a stream or a subject.
-    **dict.fromkeys((10063, 10070, 10071, 10111, 10164, 10193), _OWN_HEADER),
-    # Headers of a time to live, a counter, an atomic batch, and a schedule.
-    **dict.fromkeys((10165, 10166, 10168, 10169, 10170, 10171, 10174, *range(10188, 10193)), _OWN_HEADER),
     # Storage errors, which are not about the message.
     10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),
     10023: _NO_STORAGE,  # JSInsufficientResourcesErr
