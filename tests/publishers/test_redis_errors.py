@@ -128,6 +128,7 @@ def not_accepted(publisher: RedisStreamsPublisher) -> Any:
     ("error", "verdict"),
     [
         ("LOADING Redis is loading the dataset in memory", OutcomeKind.UNANSWERED),
+        ("MOVED 3999 127.0.0.1:6381", OutcomeKind.UNANSWERED),
         ("ERR max number of clients reached", OutcomeKind.UNANSWERED),
         ("ERR unknown command 'XADD', with args beginning with: 's'", OutcomeKind.UNANSWERED),
         ("ERR Elements are too large to be stored", OutcomeKind.REJECTED),
@@ -148,7 +149,7 @@ def test_other_errors_have_outcomes_too(error, verdict):
         (redis.ResponseError("DB index is out of range"), "database", True),
         (redis.ResponseError("WAIT cannot be used with replica instances."), "read-only replica", False),
         (redis.ReadOnlyError("You can't write against a read only replica."), "read-only replica", False),
-        (redis.exceptions.MovedError("3999 127.0.0.1:6381"), "cluster=True", False),
+        (redis.exceptions.MovedError("3999 127.0.0.1:6381"), "Redis Cluster, which is not supported", False),
         (redis.exceptions.NoPermissionError("this user has no permissions to run 'wait'"), "permission", False),
         (redis.ResponseError("MISCONF Redis is configured to save RDB snapshots, but ..."), "its disk", False),
         (redis.ResponseError("something else"), "something else", False),

@@ -23,9 +23,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no host": ({"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
     "query": ({"url": f"{URL}?protocol=3"}, "url: a URL cannot be read"),
-    "several": ({"url": [URL, URL]}, "set cluster=True"),
-    "logins": ({"url": [URL, "redis://localhost"], "cluster": True}, "different logins"),
-    "cluster database": ({"cluster": True}, "no database but 0"),
+    "several": ({"url": [URL, URL]}, "url is a list; it must name one server"),
     "sentinel port": ({"sentinels": "redis://localhost"}, "without a port"),
     "max_length": ({"max_length": 0}, "max_length is 0"),
     "replicas": ({"replicas": -1}, "replicas is -1"),
@@ -49,7 +47,6 @@ DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
         {"url": "redis://:s3cret@mymaster", "sentinels": ["redis://:s3cret@a", "redis://:s3cret@b:1"], "stream": "s"},
         "Redis at master 'mymaster' of the Sentinels at a:26379, b:1, stream 's'",
     ),
-    "cluster": ({"url": "rediss://a:7000", "cluster": True}, "Redis at cluster at a:7000, stream '{topic}'"),
 }
 
 

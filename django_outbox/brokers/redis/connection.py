@@ -3,7 +3,6 @@
 https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
 
-import math
 import socket
 import threading
 import time
@@ -12,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from django_outbox.brokers.redis.errors import Lost, explain
-from django_outbox.brokers.redis.options import Address, RedisOptions
+from django_outbox.brokers.redis.options import Address, RedisOptions, name_addresses
 
 READ_SIZE = 65_536
 
@@ -72,9 +74,9 @@ class RedisConnection:
         max_argument: maximum bytes of an argument that the server accepts.
     """
 
-    def __init__(self, options: RedisOptions, address: Address) -> None:
+    def __init__(self, options: RedisOptions) -> None:
         self._timeout: float = options.arguments["socket_timeout"]
-        host, port = address
+        host, port = _find_master(options) if options.master else options.address
         # Push messages, which only RESP3 has, would come between the replies.
         self._connection = CONNECTIONS[options.scheme](host=host, port=port, **options.arguments, protocol=2)
         try:
@@ -116,24 +118,24 @@ class RedisConnection:
                 raise reply
         return replies
 
-    def send(self, data: bytes, deadline: float, stall_timeout: float = math.inf) -> None:
-        """Send encoded commands; give up at the deadline (`time.monotonic()`) or after that many seconds of stall."""
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send encoded commands; give up at the deadline, by `time.monotonic()`."""
         try:
             for start in range(0, len(data), SEND_SIZE):
                 piece = data[start : start + SEND_SIZE]
-                self._socket(min(deadline, time.monotonic() + stall_timeout)).sendall(piece)
+                self._socket(deadline).sendall(piece)
         except OSError as error:
             raise Lost(explain(error)) from error
 
-    def receive(self, replies: Replies, count: int, deadline: float, stall_timeout: float = math.inf) -> None:
-        """Read replies until there are `count`; `deadline` and `stall_timeout` are the same as for `send`.
+    def receive(self, replies: Replies, count: int, deadline: float) -> None:
+        """Read replies until there are `count`; give up at the deadline.
 
         Raises:
             Lost: the connection has ended, or the time ran out. `replies` has the replies that came before.
         """
         try:
             while replies.count < count:
-                data = self._socket(min(deadline, time.monotonic() + stall_timeout)).recv(READ_SIZE)
+                data = self._socket(deadline).recv(READ_SIZE)
                 if not data:
                     raise Lost("Redis has closed the connection")
                 replies.feed(data)
@@ -160,6 +162,24 @@ class RedisConnection:
         except (redis.ResponseError, ValueError):
             # The user may not read the configuration, or the service has no such command.
             return NO_LIMIT
+
+
+def _find_master(options: RedisOptions) -> Address:
+    """Ask the Sentinels for the master, which may be another one for each connection."""
+    where = f"the Sentinels at {name_addresses(options.sentinel_addresses)}"
+    arguments: dict[str, Any] = {**options.sentinel_arguments, "retry": Retry(NoBackoff(), 0)}
+    sentinel = Sentinel(options.sentinel_addresses, sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+    try:
+        host, port = sentinel.discover_master(options.master)  # type: ignore[no-untyped-call]
+    except MasterNotFoundError:
+        reason = f"know no master {options.master!r} that is up, or cannot be reached; check url and sentinels"
+        raise Lost(f"{where} {reason}") from None
+    except redis.RedisError as error:
+        raise Lost(f"{where}: {explain(error)}") from error
+    finally:
+        for client in sentinel.sentinels:
+            client.close()
+    return str(host), int(port)
 
 
 class RedisPool:

@@ -30,7 +30,6 @@ from django_outbox.brokers.redis.encoding import (
 from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
 from django_outbox.brokers.redis.losses import Losses
 from django_outbox.brokers.redis.options import RedisOptions
-from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.utils.logs import logger
 
 MAX_CLAIM_INTERVAL = 30.0
@@ -59,7 +58,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
         claim_idle: seconds after which entries are taken over from a consumer that has vanished without settling them.
         timeout: seconds that Redis has to reply.
-        options: `url`, `sentinels`, `cluster`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the
+        options: `url`, `sentinels`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the
             options of every consumer; see `Consumer`.
     """
 
@@ -80,7 +79,6 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         consumer: object = self.consumer
         if not isinstance(consumer, str) or consumer == RELEASED:
             raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
-        self._servers = make_servers(self, f"Consumer {self.alias!r}")
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
         self._pid = 0
@@ -94,17 +92,10 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             self._pid = os.getpid()
             self._name = self.consumer or f"{socket.gethostname()}-{self._pid}-{uuid.uuid4().hex[:8]}"
         try:
-            connection = self._servers.connect(self._servers.find(self.stream))
+            connection = RedisConnection(self)
         except Lost as error:
-            self._servers.forget()
             raise Unavailable(str(error)) from error
         return RedisConsumerConnection(connection, self, self._name)
-
-    def close(self) -> None:
-        if self._connection is not None:
-            super().close()
-            # The stream may have moved to another node.
-            self._servers.forget()
 
 
 class RedisConsumerConnection(ConsumerConnection):

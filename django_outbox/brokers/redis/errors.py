@@ -1,7 +1,7 @@
 """Redis's errors: the outcome of a message, and the remedy.
 
-Sources of the codes: https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors,
-https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ and `shared.*err` in Redis's `server.c`.
+Sources of the codes: https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors, and `shared.*err` in
+Redis's `server.c`.
 """
 
 import re
@@ -19,19 +19,16 @@ OUTAGES = {
     "MASTERDOWN": "this server is a replica without its master: name the master in url, or use sentinels",
     "NOAUTH": "Redis requires a login: set user and password in url",
     "WRONGPASS": "the login is refused: check user and password in url",
-    "CLUSTERDOWN": "the cluster is down, or its slots are not all served: check its nodes",
     "NOREPLICAS": "Redis has fewer replicas than its min-replicas-to-write: check the replicas",
     "MISCONF": "Redis refuses to write because it cannot save its data: check its log and its disk",
     "BUSY": "a script keeps Redis busy: end it with SCRIPT KILL",
     "UNKILLABLE": "a script keeps Redis busy, and cannot be ended because it has written data",
-    "MOVED": "another node of the cluster has the stream: set cluster=True; if it is set, that node is asked next",
-    "ASK": "the cluster is moving the stream to another node: set cluster=True; if it is set, wait until it has moved",
-    "TRYAGAIN": "the cluster is moving the stream to another node",
+    **dict.fromkeys(
+        ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"),
+        "the server belongs to a Redis Cluster, which is not supported: name another server in url",
+    ),
 }
-"""Codes of errors that are not a message's fault, with the remedy.
-
-Each refuses every write to the server, or every write to a slot of a cluster.
-"""
+"""Codes of errors that are not a message's fault, with the remedy."""
 
 _REMEDIES = OUTAGES | {
     "NOGROUP": "the stream or its group was deleted: it is created again",
@@ -39,11 +36,8 @@ _REMEDIES = OUTAGES | {
     "NOPERM": "give the user of the url permission for the stream and its commands",
 }
 
-LEAVE_SERVER = frozenset(("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MOVED"))
+LEAVE_SERVER = frozenset(("READONLY", "LOADING", "MASTERDOWN", "NOAUTH"))
 """Codes after which the connection is closed, because another server may be the right one."""
-
-REDIRECTS = frozenset(("MOVED", "ASK", "TRYAGAIN"))
-"""Codes with which a node of a cluster names the node that has the stream, or asks for another attempt."""
 
 _REFUSALS_OF_ALL = re.compile(r"max number of clients|unknown command|run the '", re.IGNORECASE)
 """Parts of errors that refuse every message. They have no code, or the code NOPERM."""
@@ -56,10 +50,7 @@ _LOGIN = re.compile(r"\bDB index\b|\binvalid password\b|\bAUTH\b|\bSELECT\b", re
 
 _CODES: dict[type[redis.RedisError], str] = {
     redis.exceptions.MasterDownError: "MASTERDOWN",
-    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
     redis.exceptions.MovedError: "MOVED",
-    redis.exceptions.AskError: "ASK",
-    redis.exceptions.TryAgainError: "TRYAGAIN",
     redis.ReadOnlyError: "READONLY",
     redis.BusyLoadingError: "LOADING",
     redis.OutOfMemoryError: "OOM",

@@ -7,14 +7,7 @@ from urllib.parse import SplitResult, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import (
-    STALL_SHARE,
-    UrlOption,
-    read_ssl,
-    require_flag,
-    require_number,
-    require_seconds,
-)
+from django_outbox.brokers.options import UrlOption, read_ssl, require_number, require_seconds
 
 URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss"))
 SENTINELS = URL._replace(name="sentinels")
@@ -40,21 +33,18 @@ class RedisOptions:
     No error shows a url, which may hold a password.
 
     Attributes:
-        stall_timeout: seconds without progress after which a server is given up: in a cluster, the others get the rest.
-        addresses: the server, or some nodes of a cluster; none with Sentinels.
+        address: the server; not set with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
         master: the name of the master for which the Sentinels are asked; empty without Sentinels.
     """
 
-    url: str | Sequence[str] = ()
+    url: str = ""
     sentinels: str | Sequence[str] = ()
-    cluster: bool = False
     timeout: float = 30.0
     connect_timeout: float = 5.0
     ssl: Mapping[str, str] | None = None
-    stall_timeout: float = field(init=False)
     scheme: str = field(init=False)
-    addresses: tuple[Address, ...] = field(init=False, default=())
+    address: Address = field(init=False)
     arguments: Mapping[str, Any] = field(init=False)
     master: str = field(init=False, default="")
     sentinel_addresses: tuple[Address, ...] = field(init=False, default=())
@@ -63,25 +53,15 @@ class RedisOptions:
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
         require_seconds("connect_timeout", self.connect_timeout)
-        require_flag("cluster", self.cluster)
-        self.stall_timeout = self.timeout / STALL_SHARE if self.cluster else self.timeout
-        seconds = min(self.connect_timeout, self.stall_timeout)
+        seconds = min(self.connect_timeout, self.timeout)
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
-        read = [_read_url(URL, parts) for _, parts in URL.read(self.url)]
-        self.scheme, (host, port), login = read[0]
-        if any((each[0], each[2]) != (self.scheme, login) for each in read):
-            raise ImproperlyConfigured("url has nodes with different logins; they must differ only in host and port.")
-        if len(read) > 1 and not self.cluster:
-            raise ImproperlyConfigured(
-                "url is a list, which names nodes of a cluster; set cluster=True, or name one server."
-            )
-        if self.cluster and (self.sentinels or login.get("db")):
-            raise ImproperlyConfigured(
-                "cluster is True; a cluster has no sentinels and no database but 0: correct url and sentinels."
-            )
+        urls = [parts for _, parts in URL.read(self.url)]
+        if len(urls) > 1:
+            raise ImproperlyConfigured("url is a list; it must name one server.")
+        self.scheme, (host, port), login = _read_url(URL, urls[0])
         self.arguments = {**login, **_read_ssl(self.ssl, self.scheme), **timeouts}
         if not self.sentinels:
-            self.addresses = tuple((host, port or DEFAULT_PORT) for _, (host, port), _ in read)
+            self.address = host, port or DEFAULT_PORT
             return
         if port:
             raise ImproperlyConfigured(
@@ -103,11 +83,8 @@ class RedisOptions:
         """Return where it connects to, without passwords."""
         if self.master:
             return f"master {self.master!r} of the Sentinels at {name_addresses(self.sentinel_addresses)}"
-        names = name_addresses(self.addresses)
-        database = self.arguments.get("db", 0)
-        if self.cluster:
-            return f"cluster at {names}"
-        return f"{self.scheme}://{names}" + (f" database {database}" if database else "")
+        database = self.arguments["db"]
+        return f"{self.scheme}://{name_addresses([self.address])}" + (f" database {database}" if database else "")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

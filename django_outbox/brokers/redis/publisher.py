@@ -1,6 +1,5 @@
 """A publisher for Redis streams."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,10 +7,10 @@ from typing import ClassVar
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import RedisCall, find_missing_replicas
+from django_outbox.brokers.redis.connection import RedisConnection, RedisPool
 from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import Lost
-from django_outbox.brokers.redis.options import Address, PublishingOptions
-from django_outbox.brokers.redis.servers import make_servers
+from django_outbox.brokers.redis.options import PublishingOptions
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.threads import after_fork
 
@@ -30,10 +29,9 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
 
     Args:
         alias: the publisher's name in the settings.
-        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS. With `cluster`, it may be a list of
-            nodes. With `sentinels`, it names the master instead of a host: `redis://user:password@mymaster/0`.
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS. With `sentinels`, it names the
+            master instead of a host: `redis://user:password@mymaster/0`.
         sentinels: the Sentinels' URLs, such as `redis://host:26379`, which may have their own login.
-        cluster: whether the server belongs to a cluster.
         stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is empty),
             `{type}` for its type and `{key}` for its key.
         max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
@@ -42,7 +40,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             master's reply is enough.
         replica_timeout: seconds that the replicas have for it; at most half of the remaining `timeout`.
         timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
-        connect_timeout: seconds for connecting; at most `timeout`, or a sixth of it in a cluster.
+        connect_timeout: seconds for connecting; at most `timeout`.
         ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
 
@@ -53,7 +51,7 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
 
     # Redis runs a pipeline in order, but refuses commands individually: for lack of memory, or because of the type or
     # the permissions of one stream. It runs the commands after a refused one, and no transaction helps: EXEC neither
-    # undoes nor stops for an error of a command, and cannot span the slots of a cluster.
+    # undoes nor stops for an error of a command.
     keeps_order = False
     messaging_system: ClassVar[str] = "redis"
     broker_name = "Redis"
@@ -68,55 +66,28 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
         return f"Redis at {self.describe_servers()}, stream {self.stream!r}"
 
     def prepare(self) -> str:
-        # A server that responds is enough: `publish` sets the messages for other nodes of a cluster aside.
-        failed: dict[Address, str] = {}
-        deadline = time.monotonic() + self.timeout
         try:
-            for server in self._servers.all():
-                reason = self._ask(server)
-                if not reason:
-                    if self._servers.is_down:
-                        # Otherwise the end of an outage would be noticed only at the next trial.
-                        self._servers.suspensions.end(server)
-                    for each, reason in failed.items():
-                        self._servers.suspend(each, reason)
-                    return ""
-                failed[server] = reason
-                if time.monotonic() > deadline:
-                    break
+            connection = self._pool.take()
         except Lost as error:
-            return self._explain_lost(error)
-        return "; ".join(dict.fromkeys(failed.values()))
-
-    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return RedisCall(messages, self._encoder, self._servers, self).run()
-
-    def name_destination(self, message: Message) -> str:
-        return self._encoder.stream_of(message)
-
-    def close(self) -> None:
-        self._servers.close()
-
-    def _ask(self, server: Address) -> str:
-        """Return why a server accepts no messages, or an empty string if it may."""
-        pool = self._servers.pool(server)
-        try:
-            connection = pool.take()
-        except Lost as error:
-            self._servers.forget()
-            return self._explain_lost(error)
+            return f"cannot connect to Redis at {self.describe_servers()}: {error}"
         try:
             missing = find_missing_replicas(self, connection)
         except Lost as error:
             connection.close()
             # Another server may be the right one now.
-            self._servers.forget()
+            self._pool.close()
             return f"Redis at {self.describe_servers()}: {error}"
-        pool.put(connection)
+        self._pool.put(connection)
         return missing
 
-    def _explain_lost(self, error: Lost) -> str:
-        return f"cannot connect to Redis at {self.describe_servers()}: {error}"
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return RedisCall(messages, self._encoder, self._pool, self).run()
+
+    def name_destination(self, message: Message) -> str:
+        return self._encoder.stream_of(message)
+
+    def close(self) -> None:
+        self._pool.close()
 
     def _start_over(self) -> None:
-        self._servers = make_servers(self, f"Publisher {self.alias!r}")
+        self._pool = RedisPool(lambda: RedisConnection(self))

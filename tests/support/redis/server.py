@@ -68,29 +68,3 @@ class RedisServer:
             return bool(self.client.ping())
         except (redis.ConnectionError, redis.TimeoutError):
             return False
-
-
-CLUSTER_FLAGS = (
-    *("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"),
-    *("--repl-diskless-sync-delay", "0"),
-)
-
-
-def start_node(folder: Path) -> RedisServer:
-    """Start a node of a cluster."""
-    # The default of its second port is the first one and 10,000, which may be too high.
-    return RedisServer(folder, *CLUSTER_FLAGS, "--cluster-port", str(free_port()))
-
-
-def make_cluster(nodes: list[RedisServer], replicas: int = 0) -> None:
-    """Make a cluster of empty nodes, in which each master has that many replicas."""
-    addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-    command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", str(replicas), "--cluster-yes"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
-    eventually(lambda: all(node.client.cluster("info")["cluster_state"] == "ok" for node in nodes), "it is up")
-
-    def know_all() -> bool:
-        found = [node.client.execute_command("CLUSTER SLOTS") for node in nodes]
-        return all(len(members) == 1 + replicas for ranges in found for _, _, *members in ranges)
-
-    eventually(know_all, "all nodes know all replicas")
