@@ -56,19 +56,15 @@ class Url:
                 "url has placeholders that are not known; it may have {topic}, {type} and {key}, as in "
                 f"{EXAMPLE}. Write braces as {{{{ and }}}}."
             ) from None
-        self._is_fixed = "{" not in rest and "}" not in rest
-        self._fixed = rest.encode()
         self._needs_key = "{key}" in rest
 
     def target(self, message: Message) -> bytes:
         """Return the path and the query for a message, or raise Unencodable."""
-        if self._is_fixed:
-            return self._fixed
         if self._needs_key and not message.key:
             raise Unencodable("the url contains {key}, but the message has no key")
         target = self._template.render(message)
         # Dots cannot be percent-encoded: servers read %2E%2E as "..".
-        if {".", ".."} & set(target.partition("?")[0].split("/")):
+        if not self._template.is_fixed and {".", ".."} & set(target.partition("?")[0].split("/")):
             raise Unencodable('the path of the url would contain "." or ".."')
         return target.encode()
 
