@@ -8,7 +8,5 @@ app_name = "django_outbox"
 
 urlpatterns = [
     path("health/", views.health, name="health"),
-    path("health/live/", views.live, name="health-live"),
-    path("health/ready/", views.ready, name="health-ready"),
     path("metrics/", views.metrics, name="metrics"),
 ]

@@ -85,6 +85,11 @@ def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], Value], 
     return Gauge(name, help, ("database", "publisher"), read, unit)
 
 
+def _open_transaction(status: Status) -> list[Sample]:
+    seconds = status.open_transaction.seconds if status.open_transaction else None
+    return [((), seconds or 0.0)] if status.streams else []
+
+
 GAUGES = (
     Gauge(
         "up",
@@ -218,7 +223,7 @@ GAUGES = (
         "open_transaction",
         "Time for which the oldest transaction with a change has been open, if there are streams: its messages wait.",
         ("database",),
-        lambda reading: [((), reading.open_transaction_seconds or 0.0)] if reading.status.streams else [],
+        lambda reading: _open_transaction(reading.status),
         unit="s",
     ),
 )

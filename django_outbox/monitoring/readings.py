@@ -1,8 +1,7 @@
 """Read the figures of databases for machines: a database that is unavailable is a figure, not an exception."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils import timezone
@@ -19,14 +18,8 @@ DATABASE_UNAVAILABLE = "database_unavailable"
 UNREADABLE = "unreadable"
 """Code of a database that answers, but whose outbox cannot be read: a missing table, column or privilege."""
 
-Result = TypeVar("Result")
-
 _problems: dict[tuple[str, str], str] = {}
 """The problem of each database, and schema, that could not be read the last time, so that an outage is logged once."""
-
-
-class FiguresUnreadable(Exception):
-    """Nothing could be read from a database. The text is the code of the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +47,6 @@ class Reading:
     def level(self) -> Level:
         return self.verdicts[0].level
 
-    @property
-    def open_transaction_seconds(self) -> float | None:
-        """The time for which the oldest transaction has been open; None if it is unknown or not read."""
-        oldest = self.status.open_transaction
-        return oldest.seconds if oldest else None
-
 
 def default_databases() -> list[str]:
     """Return the alias of the database that the router chooses for writing."""
@@ -77,51 +64,39 @@ def read_all(databases: Iterable[str] | None = None) -> list[Reading]:
 
 
 def read(using: str) -> Reading:
-    """Read the figures of one database."""
-    try:
-        return Reading(using, attempt(using, status))
-    except FiguresUnreadable as error:
-        return Reading(using, Status(using, timezone.now()), str(error))
+    """Read the figures of one database, and leave the connection as it was: open or closed.
 
-
-def attempt(using: str, query: Callable[[str], Result]) -> Result:
-    """Call a function that queries a database, and leave the connection as it was: open or closed.
-
-    If a connection that was open before turns out to be broken, because the server has restarted, the function is
-    called once more with a new connection.
-
-    Raises:
-        FiguresUnreadable: the function raised an error of the database.
+    If a connection that was open before turns out to be broken, because the server has restarted, the figures are read
+    once more with a new connection.
     """
     connection = connections[using]
     was_open = connection.connection is not None
     try:
-        result = query(using)
+        figures = status(using)
     except (DatabaseError, InterfaceError) as error:
-        if is_usable(connection):
-            raise _unreadable(using, UNREADABLE, error) from None
-        if not was_open or connection.in_atomic_block:
-            raise _unreadable(using, DATABASE_UNAVAILABLE, error) from None
+        problem = UNREADABLE if is_usable(connection) else DATABASE_UNAVAILABLE
+        if problem == DATABASE_UNAVAILABLE and was_open and not connection.in_atomic_block:
+            connection.close()
+            return read(using)
+        _log_once(using, problem, error)
+        return Reading(using, Status(using, timezone.now()), problem)
     else:
         _problems.pop(_place(using), None)
-        return result
+        return Reading(using, figures)
     finally:
         if not was_open and not connection.in_atomic_block:
             connection.close()
-    connection.close()
-    return attempt(using, query)
 
 
-def _unreadable(using: str, code: str, error: Exception) -> FiguresUnreadable:
-    if _problems.get(_place(using)) != code:
-        _problems[_place(using)] = code
+def _log_once(using: str, problem: str, error: Exception) -> None:
+    if _problems.get(_place(using)) != problem:
+        _problems[_place(using)] = problem
         logger.warning(
             "The outbox in the database %(database)r cannot be read: %(reason)s",
             event="monitoring.database_unreadable",
             database=using,
             reason=error,
         )
-    return FiguresUnreadable(code)
 
 
 def _place(using: str) -> tuple[str, str]:

@@ -11,28 +11,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from django_outbox.monitoring.figures import Level
-from django_outbox.monitoring.readings import (
-    FiguresUnreadable,
-    Reading,
-    attempt,
-    default_databases,
-    holds_outbox,
-    read_all,
-)
+from django_outbox.monitoring.readings import Reading, default_databases, holds_outbox, read_all
 
-__all__ = ["health", "live", "metrics", "ready"]
+__all__ = ["health", "metrics"]
 
 View = Callable[[HttpRequest], HttpResponse]
 
 NO_CLIENT = 'prometheus_client is not installed: pip install "django-transactional-outbox[prometheus]"\n'
-
-
-def for_machines(view: View) -> View:
-    """Serve a view without a login, a cache, or the transactions of `ATOMIC_REQUESTS`.
-
-    A redirect to a login page would look like success to a probe.
-    """
-    return login_not_required(never_cache(require_safe(outside_transactions(view))))
 
 
 def outside_transactions(view: View) -> View:
@@ -48,7 +33,11 @@ def outside_transactions(view: View) -> View:
 
 
 def for_databases(view: Callable[[HttpRequest, Sequence[str]], HttpResponse]) -> View:
-    """Give a view for machines the aliases in `?database=`, by default the router's; 404 if one holds no outbox."""
+    """Give a view the aliases in `?database=`, by default the router's; 404 if one holds no outbox.
+
+    It is served without a login, because a redirect to a login page would look like success to a probe, without a
+    cache, and outside of the transactions of `ATOMIC_REQUESTS`.
+    """
 
     @wraps(view)
     def read(request: HttpRequest) -> HttpResponse:
@@ -59,27 +48,7 @@ def for_databases(view: Callable[[HttpRequest, Sequence[str]], HttpResponse]) ->
 
     # It has another signature.
     del read.__wrapped__
-    return for_machines(read)
-
-
-@for_machines
-def live(request: HttpRequest) -> HttpResponse:
-    """Answer 200. It shows that the process handles requests, and touches no database."""
-    return JsonResponse({"level": "ok"})
-
-
-@for_databases
-def ready(request: HttpRequest, databases: Sequence[str]) -> HttpResponse:
-    """Answer 200 if each database answers a query, otherwise 503."""
-    answers = {using: _answers(using) for using in databases}
-    level = Level.OK if all(answers.values()) else Level.CRITICAL
-    return JsonResponse(
-        {
-            "level": name_of(level),
-            "databases": {using: name_of(Level.OK if ok else Level.CRITICAL) for using, ok in answers.items()},
-        },
-        status=http_status(level),
-    )
+    return login_not_required(never_cache(require_safe(outside_transactions(read))))
 
 
 @for_databases
@@ -88,7 +57,7 @@ def health(request: HttpRequest, databases: Sequence[str]) -> HttpResponse:
     readings = read_all(databases)
     level = max(reading.level for reading in readings)
     body = {"level": name_of(level), "databases": {reading.using: _describe(reading) for reading in readings}}
-    return JsonResponse(body, status=http_status(level))
+    return JsonResponse(body, status=503 if level == Level.CRITICAL else 200)
 
 
 @for_databases
@@ -106,23 +75,6 @@ def metrics(request: HttpRequest, databases: Sequence[str]) -> HttpResponse:
 
 def name_of(level: Level) -> str:
     return level.name.lower()
-
-
-def http_status(level: Level) -> int:
-    return 503 if level == Level.CRITICAL else 200
-
-
-def _answers(using: str) -> bool:
-    try:
-        attempt(using, _select_one)
-    except FiguresUnreadable:
-        return False
-    return True
-
-
-def _select_one(using: str) -> None:
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT 1")
 
 
 def _describe(reading: Reading) -> dict[str, Any]:
@@ -149,16 +101,4 @@ def _describe(reading: Reading) -> dict[str, Any]:
             consumer.alias: {"state": consumer.state, "inboxes": consumer.inboxes, "received": consumer.received}
             for consumer in status.consumers
         },
-        "streams": {
-            stream.publisher: {
-                "owned": stream.owned,
-                "standbys": len(stream.standbys),
-                "waiting": stream.waiting.number,
-                "oldest_seconds": stream.oldest,
-                "log_is_read": stream.log_is_read,
-                "log_kept_bytes": stream.log_kept,
-            }
-            for stream in status.streams
-        },
-        "open_transaction_seconds": reading.open_transaction_seconds,
     }

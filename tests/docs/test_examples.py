@@ -91,10 +91,11 @@ def test_the_webhook_publisher_leaves_the_rest_unanswered_when_the_receiver_hang
     [(None, 401), ("Bearer wrong", 401), ("Bearer s3cret", 200)],
     ids=["no token", "wrong token", "token"],
 )
+@pytest.mark.django_db
 def test_the_token_of_the_guide_to_monitoring_protects_a_page(header: str | None, status: int, settings: Any):
     settings.METRICS_TOKEN = "s3cret"
     headers = {"Authorization": header} if header else {}
-    protected = example("monitoring.md", "token_required")(views.live)
+    protected = example("monitoring.md", "token_required")(views.metrics)
     assert protected(RequestFactory().get("/", headers=headers)).status_code == status
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from opentelemetry.metrics import NoOpMeter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from django_outbox.monitoring import opentelemetry, readings
+from django_outbox.monitoring import readings
 from django_outbox.monitoring.gauges import GAUGES
 from django_outbox.monitoring.opentelemetry import READING_SECONDS, _Readings, observe_outbox
 from django_outbox.monitoring.prometheus import COUNTERS, SUFFIXES, OutboxCollector
@@ -294,16 +293,3 @@ def test_one_export_reads_a_database_once():
     clock[0] = READING_SECONDS + 0.1
     shared.get()
     assert len(read) == 2
-
-
-def test_without_a_provider_the_global_one_is_used(monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
-
-    def get_meter(name: str, **arguments: Any) -> Any:
-        assert arguments == {"meter_provider": None}
-        asked.append(name)
-        return NoOpMeter(name)
-
-    monkeypatch.setattr(opentelemetry, "get_meter", get_meter)
-    observe_outbox()
-    assert asked == ["django_outbox"]
