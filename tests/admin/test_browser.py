@@ -76,15 +76,6 @@ def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operat
     assert messages[-1] not in statuses()
 
 
-def test_an_operator_who_cancels_changes_nothing(messages: list[int], operator: Operator):
-    before = statuses()
-    operator.follow(operator.find("#result_list .field-type a"))
-    operator.follow(operator.find(f'input[formaction*="{url("requeue")}"]'))
-    operator.follow(operator.find("#content a.closelink"))
-    assert operator.find("#content h1").text == "Failed messages (3)"
-    assert statuses() == before
-
-
 def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int], operator: Operator):
     operator.find("[data-filter-title=type] summary").click()
     operator.find(".outbox-typed-filter input[type=text]").send_keys("order.paid")
@@ -102,15 +93,6 @@ def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int],
     assert operator.column("state") == ["Failed"]
     assert operator.column("key") == ["order-17"]
     operator.picture("found")
-
-
-def test_an_operator_finds_messages_with_the_same_error_class(messages: list[int], operator: Operator):
-    operator.follow(operator.find("#result_list .field-type a"))
-    operator.follow(operator.find(".field-linked_error_class a"))
-    assert operator.column("key") == ["<b>order-19</b>"]
-    operator.picture("error-class")
-    operator.follow(operator.find(".outbox-typed-filter a"))
-    assert len(operator.column("key")) == 3
 
 
 def test_an_operator_edits_a_message_and_copies_its_payload(messages: list[int], operator: Operator):

@@ -9,7 +9,6 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.urls import reverse
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from django_outbox.admin import overview
@@ -141,31 +140,6 @@ def test_refreshing_can_be_stopped_and_stops_while_the_page_is_hidden(page: Oper
     assert script(page, "window.fetches") == 0
 
 
-def test_an_operator_pauses_and_resumes_a_publisher_by_keyboard(page: Operator):
-    link = page.find('[data-key="pause default"]')
-    page.browser.execute_script("arguments[0].focus()", link)
-    html = page.find("html")
-    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
-    page.wait_for_page_after(html)
-    assert page.find("#content h1").text == "Pause default"
-    page.picture("pause")
-    page.find("#id_reason").send_keys("new exchange")
-    html = page.find("html")
-    page.find("#id_reason").send_keys(Keys.ENTER)
-    page.wait_for_page_after(html)
-    assert page.find(".messagelist .success").text == "Paused: default."
-    row = Pause.objects.get()
-    assert (row.publisher, row.type, row.reason, row.paused_by) == ("default", "", "new exchange", "admin")
-    entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("default", "Paused. Reason: new exchange")
-    assert "Paused. Reason: new exchange" in page.find(".outbox-log").text
-
-    page.open(reverse("admin:django_outbox_overview_resume") + "?publisher=default")
-    page.follow(page.find("#content input[type=submit]"))
-    assert not Pause.objects.exists()
-    assert LogEntry.objects.count() == 2
-
-
 @pytest.fixture
 def failed() -> list[int]:
     cause = {"error_class": "rabbitmq.unroutable", "type": "invoice.sent"}
@@ -274,13 +248,3 @@ def test_every_control_is_reached_by_the_keyboard_alone(page: Operator):
         focused = page.browser.switch_to.active_element
         reached.add(focused.get_attribute("data-key"))
     assert wanted <= reached
-
-
-def test_the_entry_in_the_index_leads_to_the_overview_and_the_list_is_a_click_away(page: Operator):
-    page.open(reverse("admin:index"))
-    page.follow(page.browser.find_element(By.LINK_TEXT, "Overview"))
-    assert headline(page) == NOT_DELIVERING
-    page.follow(page.find("#outbox-messages-link"))
-    assert page.find("#content h1").text == "Failed messages (0)"
-    page.follow(page.find(".object-tools a"))
-    assert headline(page) == NOT_DELIVERING
