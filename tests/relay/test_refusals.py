@@ -104,8 +104,8 @@ def test_many_refused_rows_delay_no_other():
         refused = refusing("postgresql", f"OLD.id <= {ids[-1]}")
         with refused, relays_in_threads(using="postgresql", limits=QUICK) as start:
             start()
-            require_others("postgresql", seconds=15)
-            require_others("postgresql", seconds=3)
+            require_others("postgresql", seconds=60)
+            require_others("postgresql", seconds=20)
 
 
 @contextmanager
