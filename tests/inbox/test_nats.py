@@ -131,6 +131,15 @@ def test_a_durable_consumer_that_does_not_fit_is_not_used(
         make_consumer(stream).open()
 
 
+def test_a_durable_consumer_that_limits_requests_is_not_used(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    config = {"durable_name": "billing", "ack_policy": "explicit", "max_batch": 7}
+    request = json.dumps({"stream_name": stream, "config": config}).encode()
+    nats.run(lambda: nats.client.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.billing", request))
+    with pytest.raises(Unavailable, match="limits requests; remove its max_batch and max_expires"):
+        make_consumer(stream).open()
+
+
 def test_a_missing_durable_consumer_is_named(nats: Nats, make_consumer: MakeConsumer):
     with pytest.raises(Unavailable, match="there is no consumer 'billing' of stream"):
         make_consumer(nats.stream()).open()
@@ -290,20 +299,6 @@ def test_a_rejected_message_is_not_redelivered(nats: Nats, make_consumer: MakeCo
     consumer.close()
     consumer.open()
     assert not consumer.receive(0.5)
-
-
-def test_requests_respect_the_limits_of_the_durable_consumer(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
-    limits = {"max_batch": 7, "max_expires": 200_000_000}
-    config = {"durable_name": "billing", "ack_policy": "explicit", **limits}
-    request = json.dumps({"stream_name": stream, "config": config}).encode()
-    nats.run(lambda: nats.client.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.billing", request))
-    consumer = make_consumer(stream)
-    consumer.open()
-    put(nats, stream, *[b"%d" % n for n in range(50)])
-    assert len(receive(consumer, 50)) == 50
-    info = nats.run(lambda: nats.js.consumer_info(stream, "billing"))
-    assert info.num_ack_pending == 50
 
 
 # What is read

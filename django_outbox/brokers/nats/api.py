@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from nats import errors
 
@@ -17,9 +17,6 @@ STREAM_NOT_FOUND = 10059
 
 CONSUMER_NOT_FOUND = 10014
 """JSConsumerNotFoundErr."""
-
-UNLIMITED = 2**31
-"""The limits of a durable consumer that has none."""
 
 
 class NoAnswer(Exception):
@@ -38,14 +35,6 @@ class NotUsable(Exception):
     """No server, or the durable consumer, can be used; the text has the reason and the remedy."""
 
 
-class Terms(NamedTuple):
-    """The settings of a durable consumer that its readers have to respect; times are in seconds."""
-
-    ack_wait: float
-    max_batch: int
-    max_expires: float
-
-
 class Api:
     """JetStream's API over one connection."""
 
@@ -61,28 +50,27 @@ class Api:
         If they are not stalled, the server knew no subscriber for them; otherwise nothing responded to them.
         """
         try:
-            stream = await self._find_stream(subject)
+            found = await self._ask("STREAM.NAMES", {"subject": subject})
         except NotPermitted as error:
             reason = f"no stream has confirmed the message; whether one has its subject cannot be found out: {error}"
             return set_aside(reason, BUSY_WAIT, error_class="nats.not_confirmed")
         except NoAnswer as error:
             return unanswered(str(error))
-        if not stream:
-            return rejected(_explain_missing(subject), error_class="nats.no_stream")
+        if not found.get("streams"):
+            text = (
+                f"no stream has the subject {subject!r}; add it to a stream's subjects, or correct the option subject"
+            )
+            return rejected(text, error_class="nats.no_stream")
+        stream = found["streams"][0]
         if stalled:
             reason = f"the stream {stream!r} confirms nothing: it is without quorum, has no_ack set, or is busy"
             return set_aside(reason, BUSY_WAIT, error_class="nats.stalled")
         return set_aside(f"the stream {stream!r} has no leader", BUSY_WAIT, error_class="nats.no_leader")
 
-    async def _find_stream(self, subject: str) -> str:
-        found = await self._ask("STREAM.NAMES", {"subject": subject})
-        names = found.get("streams") or [""]
-        return str(names[0])
-
     # Durable consumers
 
-    async def bind(self, stream: str, name: str) -> Terms:
-        """Return the terms of a durable consumer. Raises `NotUsable`."""
+    async def bind(self, stream: str, name: str) -> float:
+        """Return the seconds of a durable consumer's `ack_wait`. Raises `NotUsable`."""
         try:
             config = (await self._read_info(f"{stream}.{name}"))["config"]
         except NoAnswer as error:
@@ -103,11 +91,10 @@ class Api:
         if config.get("headers_only"):
             text = f"the consumer {name!r} delivers no bodies, because headers_only is set; name another one in durable"
             raise NotUsable(text)
-        return Terms(
-            ack_wait=config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS,
-            max_batch=config.get("max_batch") or UNLIMITED,
-            max_expires=(config.get("max_expires") or UNLIMITED * NANOSECONDS) / NANOSECONDS,
-        )
+        if config.get("max_batch") or config.get("max_expires"):
+            raise NotUsable(f"the consumer {name!r} limits requests; remove its max_batch and max_expires")
+        ack_wait: float = config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS
+        return ack_wait
 
     async def count_unsettled(self, stream: str, name: str) -> int:
         """Return the number of messages of a durable consumer that were delivered and are not settled."""
@@ -140,7 +127,3 @@ class Api:
             code = problem.get("err_code", 0)
             raise NoAnswer(f"JetStream: {problem.get('description')} (error {code})", code)
         return response
-
-
-def _explain_missing(subject: str) -> str:
-    return f"no stream has the subject {subject!r}; add it to a stream's subjects, or correct the option subject"

@@ -10,7 +10,7 @@ from typing import ClassVar
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
-from django_outbox.brokers.nats.api import NoAnswer, Terms
+from django_outbox.brokers.nats.api import NoAnswer
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (
     ACK,
@@ -95,7 +95,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._changed = asyncio.Event()
         self._max_buffer_bytes = 2 * consumer.batch_bytes
         self.intake = Intake(self._max_buffer_bytes, lambda: self.call(self._changed.set))
-        self._terms: Terms
+        self._ack_wait = 0.0
         self._may_read = False
         self.is_waiting = True
         self._last_tag = 0
@@ -121,7 +121,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     async def _open(self) -> None:
         await super()._open()
-        self._terms = await self._api.bind(*self._place)
+        self._ack_wait = await self._api.bind(*self._place)
         logger.info(
             "%(subject)s: reads stream %(stream)r from %(address)s",
             event="broker.connected",
@@ -165,7 +165,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         Otherwise, later messages would be stored before the messages that a process left when it died.
         """
         # The server's timers are late now and then.
-        deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
+        deadline = time.monotonic() + self._ack_wait + POLL_INTERVAL
         while time.monotonic() < deadline and not self._is_over():
             if not await self._count_unsettled():
                 return
@@ -181,15 +181,14 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         if room < prefetch / 2:
             return 0
         fitting = int(self._max_buffer_bytes / self._mean_size) if self._mean_size else FIRST_REQUEST
-        return max(min(room, fitting, self._terms.max_batch), 1)
+        return max(min(room, fitting), 1)
 
     async def _request(self, number: int) -> None:
         """Request messages, and wait until all have come or the server answers no more."""
         self._last_request += 1
         self._replies = self._client.inbox + b"%d" % self._last_request
         self._expected = number
-        seconds = min(REQUEST_TIME, self._terms.max_expires)
-        await self._client.write([request_messages(self._next.encode(), self._replies, number, seconds)])
+        await self._client.write([request_messages(self._next.encode(), self._replies, number, REQUEST_TIME)])
         waiting = self._wait(lambda: not self._expected or self._is_over())
         try:
             await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
@@ -242,7 +241,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     async def _keep(self) -> None:
         """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
         while True:
-            await asyncio.sleep(self._terms.ack_wait / 4)
+            await asyncio.sleep(self._ack_wait / 4)
             if self._unsettled:
                 held = [delivery.reply for delivery in self._unsettled.values()]
                 await self._client.write([encode_pub(reply, IN_PROGRESS) for reply in held])
