@@ -6,7 +6,7 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,10 +183,10 @@ def _find_master(options: RedisOptions) -> Address:
 
 
 class RedisPool:
-    """The idle connections to one server, which any thread may use again. Each carries one batch at a time."""
+    """The idle connections, which any thread may use again. Each carries one batch at a time."""
 
-    def __init__(self, connect: Callable[[], RedisConnection]) -> None:
-        self._connect = connect
+    def __init__(self, options: RedisOptions) -> None:
+        self._options = options
         self._lock = threading.Lock()
         self._idle: list[RedisConnection] = []
 
@@ -195,7 +195,7 @@ class RedisPool:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return self._connect()
+                return RedisConnection(self._options)
             if connection.is_alive:
                 return connection
             connection.close()

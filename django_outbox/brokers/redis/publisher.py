@@ -7,7 +7,7 @@ from typing import ClassVar
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import RedisCall, find_missing_replicas
-from django_outbox.brokers.redis.connection import RedisConnection, RedisPool
+from django_outbox.brokers.redis.connection import RedisPool
 from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import Lost
 from django_outbox.brokers.redis.options import PublishingOptions
@@ -90,4 +90,4 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
         self._pool.close()
 
     def _start_over(self) -> None:
-        self._pool = RedisPool(lambda: RedisConnection(self))
+        self._pool = RedisPool(self)
