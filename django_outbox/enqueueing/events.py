@@ -24,13 +24,6 @@ class EncodedEvent(NamedTuple):
     publisher: str | None = None
 
 
-class EventEncoder(Protocol):
-    """Encodes the instances of one class of events."""
-
-    def encode(self, event: Any) -> EncodedEvent:
-        """Return the fields of the message. Raises `InvalidEvent` if the event does not match its class."""
-
-
 class DataclassEvent(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -45,11 +38,12 @@ Event: TypeAlias = DataclassEvent | ModelEvent | Mapping[str, object]
 
 
 def encode(event: object) -> EncodedEvent:
-    """Return an event as the fields of a message."""
-    encoder: EventEncoder | None = getattr(type(event), ATTRIBUTE, None)
+    """Return an event as the fields of a message. Raises `InvalidEvent` if the event does not match its class."""
+    encoder: Any = getattr(type(event), ATTRIBUTE, None)
     if encoder is None:
         raise InvalidMessage("type", f"must be a string or an event, not {_name_with_remedy(event)}")
-    return encoder.encode(event)
+    encoded: EncodedEvent = encoder.encode(event)
+    return encoded
 
 
 def _name_with_remedy(given: object) -> str:

@@ -107,19 +107,6 @@ class TestIdempotency:
         assert (message.publisher, message.payload) == ("audit", payloads["audit"])
         assert message.pk == OutboxMessage.objects.using(using).get(publisher="audit").pk
 
-    def test_enqueue_many_writes_only_the_missing_rows(self, using: str):
-        id = uuid.uuid4()
-        with transaction.atomic(using=using):
-            enqueue("order.created", "first", publisher="audit", message_id=id, using=using)
-            enqueue_many([OutboxMessage(type="order.created", payload="second", message_id=id)] * 1, using=using)
-        assert dict(rows(using, "publisher", "payload")) == {"audit": "first", "default": "second"}
-
-    def test_the_returned_list_has_one_message_for_each_one_passed(self, using: str):
-        messages = [OutboxMessage(type="order.created", payload=1), OutboxMessage(type="other", payload=2)]
-        with transaction.atomic(using=using):
-            assert enqueue_many(messages, using=using) == messages
-        assert [message.publisher for message in messages] == ["audit", "default"]
-
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
 def test_each_publisher_delivers_its_row(using: str):

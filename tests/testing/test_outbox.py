@@ -11,10 +11,8 @@ from django.test import TestCase, override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.brokers import memory
-from django_outbox.brokers.memory import MemoryPublisher
-from django_outbox.brokers.registry import make_publisher
 from django_outbox.exceptions import TransactionForbidden, TransactionRequired
-from django_outbox.handlers import HandlersPublisher, handler
+from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
@@ -24,7 +22,6 @@ from django_outbox.testing import (
     assert_enqueued,
     assert_not_enqueued,
     drain,
-    memory_publishers,
 )
 from tests.support.effects import HANDLERS
 
@@ -152,12 +149,6 @@ def test_the_fixture_replaces_the_publishers(outbox: Outbox):  # noqa: F811
     assert outbox.drain().processed
     outbox.assert_enqueued("order.created", at=datetime.date(2026, 1, 2))
     assert [message.key for message in outbox.published] == ["order-7"]
-
-
-def test_publishers_that_call_handlers_stay():
-    with memory_publishers():
-        assert isinstance(make_publisher("default"), MemoryPublisher)
-        assert isinstance(make_publisher("handlers"), HandlersPublisher)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -89,23 +89,6 @@ def test_the_error_about_an_invalid_value_names_the_valid_ones(key: str, value: 
     assert remedy in problems[0].hint
 
 
-def test_a_duration_may_be_a_timedelta():
-    settings, _ = parse({"PUBLISHERS": MEMORY, "POLL_INTERVAL": datetime.timedelta(milliseconds=250)})
-    assert settings is not None
-    assert settings.poll_interval == 0.25
-
-
-def test_an_invalid_retry_of_a_publisher_causes_no_second_error_about_the_publisher():
-    publishers = {**MEMORY, "dead": {**MEMORY["default"], "RETRY": {"DELAY": 0}}}
-    _, problems = parse({"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead"})
-    assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['dead']['RETRY']['DELAY'] is 0."]
-
-
-def test_missing_publishers_cause_no_second_error_about_their_names():
-    _, problems = parse({"DEAD_LETTER_PUBLISHER": "dead", "ROUTES": {"order.*": ["default"]}})
-    assert [problem.check_id for problem in problems] == ["E004"]
-
-
 @pytest.mark.parametrize("backend", [".", "...", ".publishers.ShopPublisher"])
 def test_the_path_of_a_backend_is_not_relative(backend: str):
     _, problems = parse({"PUBLISHERS": {"default": {"BACKEND": backend}}, "CONSUMERS": {"shop": {"BACKEND": backend}}})

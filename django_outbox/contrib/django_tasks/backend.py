@@ -52,7 +52,7 @@ class OutboxBackend(BaseTaskBackend):
         self.validate_task(task)
         for problem in find_problems(self.outbox):
             raise problem
-        from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
+        from django_outbox.contrib.django_tasks.records import store_task  # noqa: PLC0415 - needs the models
 
         self.register_runner()
         result = store_task(self.outbox, task, normalize_json(args), normalize_json(kwargs))

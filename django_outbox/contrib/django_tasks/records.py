@@ -1,4 +1,4 @@
-"""The stored results of tasks: read them, store what an attempt has done, and purge old ones."""
+"""The tasks in the database: store a task and what an attempt has done, read results, and purge old ones."""
 
 import datetime
 import traceback
@@ -20,7 +20,10 @@ from django.utils.module_loading import import_string
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.enqueueing.validation import check_json
+from django_outbox.db.transactions import check_task_transaction, outlive_connection
+from django_outbox.enqueueing.enqueue import enqueue
+from django_outbox.enqueueing.validation import check_json, check_name
+from django_outbox.messages import DJANGO_TASK
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.purge import MAX_AGE, delete_in_batches
 from django_outbox.stores.dialect import Dialect
@@ -47,6 +50,56 @@ _MESSAGE = OutboxMessage.objects.filter(message_id=OuterRef("message_id"), publi
 def choose_database(options: BackendOptions) -> str:
     """Return the alias of the database in which a backend stores tasks and results."""
     return options.values.get("database") or router.db_for_write(OutboxMessage)
+
+
+def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
+    """Insert a message and a record, both or none. Raises the errors of `OutboxBackend.enqueue`."""
+    using = choose_database(options)
+    record = TaskRecord(
+        path=task.module_path,
+        backend=options.alias,
+        queue_name=task.queue_name,
+        publisher=options.publisher,
+        args=args,
+        kwargs=kwargs,
+        run_after=task.run_after,
+        enqueued_at=timezone.now(),
+    )
+    in_transaction = check_task_transaction(
+        task.module_path,
+        using=using,
+        instead="await task.aenqueue(...)",
+        remedy="Did you mean a backend in TASKS with the option 'database': {0!r}? If so, choose it with "
+        "task.using(backend=...)",
+    )
+    connection = connections[using]
+    check_name("queue_name", record.queue_name, Dialect(connection))
+    if in_transaction or connection.in_atomic_block:
+        # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
+        _store(record, using)
+    else:
+        outlive_connection(connection, lambda again: _store_alone(record, using, again=again))
+    return make_result(record, task)
+
+
+def _store_alone(record: TaskRecord, using: str, *, again: bool) -> None:
+    with transaction.atomic(using=using):
+        if not (again and TaskRecord.objects.using(using).filter(pk=record.pk).exists()):
+            _store(record, using)
+
+
+def _store(record: TaskRecord, using: str) -> None:
+    message = enqueue(
+        DJANGO_TASK,
+        make_payload(record),
+        topic=record.path,
+        available_at=record.run_after,
+        publisher=record.publisher,
+        using=using,
+        require_transaction=False,
+    )
+    record.message_id = message.message_id
+    record.save(force_insert=True, using=using)
 
 
 def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | None":
