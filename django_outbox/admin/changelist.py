@@ -239,14 +239,10 @@ class MessageList(ChangeList):
             text = _(
                 "More than %(limit)s messages have a key; even older ones may exist among messages that were not read."
             )
-        elif self.state == Status.PENDING and self.wanted:
-            text = _("Only the oldest %(limit)s pending messages were searched.")
         elif self.state == Status.PENDING:
-            text = _("Only the oldest %(limit)s pending messages are listed.")
-        elif self.wanted:
-            text = _("Only the newest %(limit)s messages were searched.")
+            text = _("Only the oldest %(limit)s pending messages were read.")
         else:
-            text = _("Only the newest %(limit)s messages are listed.")
+            text = _("Only the newest %(limit)s messages were read.")
         return text % {"limit": limit}
 
     @property

@@ -3,7 +3,6 @@
 import datetime
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from django.utils import timezone
@@ -147,29 +146,6 @@ def history(attempts: Any) -> SafeString | str:
         '<th scope="col">{}</th></tr></thead><tbody>{}</tbody></table>',
         _("time"), _("error class"), _("error"), body,
     )  # fmt: skip
-
-
-def queue(message: Any, url_of: Callable[[OutboxMessage], str]) -> SafeString | str:
-    """Return the messages around a message in the queue of its key, and the number of messages behind it."""
-    around = message.key_queue
-    if around is None:
-        return "-"
-    lines = [_queued(other, url_of(other)) for other in around.before]
-    if lines or around.after:
-        lines.append(format_html("<li><strong>{}</strong></li>", _("this message")))
-    lines += [_queued(other, url_of(other)) for other in around.after]
-    waiting = ngettext(
-        "%(count)s undelivered message is behind it.", "%(count)s undelivered messages are behind it.",
-        around.waiting.number,
-    ) % {"count": around.waiting}  # fmt: skip
-    shown = format_html('<ol class="outbox-queue">{}</ol>', format_html_join("", "{}", ((line,) for line in lines)))
-    return format_html("{}{}", waiting, shown if lines else "")
-
-
-def _queued(message: OutboxMessage, url: str) -> SafeString:
-    return format_html(
-        '<li><a href="{}">{}</a> {} {}</li>', url, _encodable(message.type), state(message), when(message)
-    )
 
 
 def copyable(value: Any) -> SafeString:

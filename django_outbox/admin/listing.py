@@ -1,7 +1,6 @@
 """The admin's list: its states, its search, and bounded queries."""
 
 import uuid
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -11,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
-from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models import MAX_NAME_LENGTH, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
 from django_outbox.stores import get_store
@@ -216,31 +215,3 @@ def due_first(messages: OutboxMessageQuerySet) -> Due:
     ids = [id for _, id in rows if id is not None]
     exact = rows[0][0] <= KEYED_LIMIT
     return Due(ids[:LIMIT], len(ids) > LIMIT or not exact, exact)
-
-
-QUEUE_LIMIT = 1000
-"""Maximum number of messages of a key that are counted."""
-
-SHOWN = 5
-"""Maximum number of messages of a key that are shown before, and after, a message."""
-
-FIELDS = ("id", "type", "key", "attempts", "available_at", "processed_at", "failed_at", "error_class")
-
-
-class KeyQueue(NamedTuple):
-    """The messages next to a message in the queue of its key, and the number of those behind it."""
-
-    before: Sequence[OutboxMessage]
-    after: Sequence[OutboxMessage]
-    waiting: Count
-
-
-def find_key_queue(messages: OutboxMessageQuerySet, message: OutboxMessage) -> KeyQueue | None:
-    """Return the queue of a message's key, found by an index; None if it has no key."""
-    if not message.partition:
-        return None
-    queue = of_partition(messages, message.publisher, message.partition).only(*FIELDS)
-    before = [other for other in queue.filter(id__lt=message.pk).order_by("-id")[:SHOWN] if other.key == message.key]
-    behind = queue.filter(id__gt=message.pk).order_by("id")
-    after = [other for other in behind[:SHOWN] if other.key == message.key]
-    return KeyQueue(before[::-1], after, count_up_to(behind, QUEUE_LIMIT))

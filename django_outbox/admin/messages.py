@@ -21,7 +21,7 @@ from django_outbox.admin.filters import (
     TimeFilter,
     TypeFilter,
 )
-from django_outbox.admin.listing import ALL, STREAMED, find_key_queue, state_of
+from django_outbox.admin.listing import ALL, STREAMED, state_of
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OF_STREAMS, OPERATIONS
 from django_outbox.conf import get_settings
@@ -74,7 +74,7 @@ def _is_blank(field: str, message: OutboxMessage) -> bool:
         return not _header(message, SHOWN_AS.sub("", field))
     if field == "key_state" and message.status is Status.PROCESSED:
         return True
-    shown = {"key_state": "key", "others_of_key": "key"}.get(field, SHOWN_AS.sub("", field))
+    shown = "key" if field == "key_state" else SHOWN_AS.sub("", field)
     return getattr(message, shown, True) in (None, "", [], {})
 
 
@@ -116,7 +116,7 @@ class OutboxMessageAdmin(OperationsAdmin):
     show_facets = admin.ShowFacets.NEVER
     fieldsets = (
         (None, {"fields": (("state_in_full", "attempts"), "pretty_error", "linked_error_class")}),
-        (None, {"fields": (("type", "topic"), ("linked_key", "publisher"), "key_state", "others_of_key")}),
+        (None, {"fields": (("type", "topic"), ("linked_key", "publisher"), "key_state")}),
         (None, {"fields": (("actor", "linked_cause"),)}),
         (_("Failed attempts"), {"fields": ("pretty_history",)}),
         (_("Content"), {"fields": ("pretty_payload", "pretty_headers")}),
@@ -204,10 +204,6 @@ class OutboxMessageAdmin(OperationsAdmin):
         cause = _header(message, "cause")
         return admin_display.filter_link(cause, f"{self._reverse('changelist')}?{urlencode({'q': cause})}")
 
-    @admin.display(description=_("other messages of the key"))
-    def others_of_key(self, message: OutboxMessage) -> str:
-        return admin_display.queue(message, lambda other: self._reverse("change", other.pk))
-
     @admin.display(description=_("original"))
     def pretty_original(self, message: OutboxMessage) -> str:
         original: Any = message.original
@@ -233,13 +229,6 @@ class OutboxMessageAdmin(OperationsAdmin):
             return self.fieldsets
         filled = ((title, _filled(options["fields"], obj)) for title, options in self.fieldsets)
         return [(title, {"fields": fields}) for title, fields in filled if fields]
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        message: Any = super().get_object(request, object_id, from_field)
-        if message is not None:
-            messages: Any = self.get_queryset(request)
-            message.key_queue = find_key_queue(messages, message)
-        return message
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         message: Any = context.get("original")

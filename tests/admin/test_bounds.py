@@ -31,7 +31,7 @@ class TestBounds:
         put(Status.FAILED)
         page = text(admin_client.get(CHANGELIST))
         assert f"{small_limit}+ outbox messages" in page
-        assert "Only the newest 5 messages are listed." in page
+        assert "Only the newest 5 messages were read." in page
 
     def test_has_no_page_beyond_the_limit(
         self, admin_client: Client, small_limit: int, monkeypatch: pytest.MonkeyPatch
@@ -48,7 +48,7 @@ class TestBounds:
         put(Status.FAILED, small_limit - 1, age=20)
         page = admin_client.get(CHANGELIST, {"type": "order.paid"})
         assert listed(page) == [found]
-        assert "Only the newest 5 messages were searched." in text(page)
+        assert "Only the newest 5 messages were read." in text(page)
 
     @pytest.mark.parametrize("keys", [[""], ["order-1", "order-2"], ["", "order-1", "order-2"]])
     def test_lists_no_more_pending_messages_than_the_limit(
@@ -64,10 +64,10 @@ class TestBounds:
         assert len(listed(page)) == small_limit
         assert f"{small_limit}+ outbox messages" in text(page)
         unread = "More than 5 messages have a key" if all(keys) else ""
-        assert (unread or "Only the oldest 5 pending messages are listed.") in text(page)
+        assert (unread or "Only the oldest 5 pending messages were read.") in text(page)
         page = admin_client.get(CHANGELIST, {"state": "pending", "type": "order.paid"})
         assert listed(page) == []
-        assert (unread or "Only the oldest 5 pending messages were searched.") in text(page)
+        assert (unread or "Only the oldest 5 pending messages were read.") in text(page)
 
     def test_failed_messages_that_block_their_keys_are_not_listed_as_pending_but_count_towards_the_limit(
         self, admin_client: Client, small_limit: int

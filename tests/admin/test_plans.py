@@ -142,9 +142,8 @@ def test_a_page_of_the_list_reads_an_index_up_to_its_bound(
 
 @pytest.mark.parametrize("state", Status)
 def test_the_page_of_a_message_reads_an_index_up_to_its_bound(using: str, admin_client: Client, state: Status):
-    messages = OutboxMessage.objects.using(using).with_status(state)
-    for message, asked in ((messages.filter(partition=0)[0], 1), (messages.filter(partition__gt=0)[0], 4)):
-        assert examine(using, lambda id=message.pk: admin_client.get(url("change", id))) == asked
+    message = OutboxMessage.objects.using(using).with_status(state)[0]
+    assert examine(using, lambda: admin_client.get(url("change", message.pk))) == 1
 
 
 def test_the_pending_messages_are_counted_up_to_the_bound(using: str, monkeypatch: pytest.MonkeyPatch):

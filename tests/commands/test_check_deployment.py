@@ -123,7 +123,6 @@ REFUSED = (
     ("flag", "url", "problem"),
     [
         ("--check", *REFUSED),
-        ("--drain", *REFUSED),
         ("--once", *REFUSED),
         (
             "--check",
@@ -134,7 +133,7 @@ REFUSED = (
         ("--check", broker_url(scheme="amqps"), "this port does not speak TLS"),
         ("--check", f"amqp://{NATS_URL.partition('://')[2]}/%2F", "this port does not speak AMQP"),
     ],
-    ids=["port", "port, drain", "port, once", "password", "vhost", "tls", "protocol"],
+    ids=["port", "port, once", "password", "vhost", "tls", "protocol"],
 )
 def test_a_wrong_address_is_reported_although_nothing_is_due(flag: str, url: str, problem: str):
     err = io.StringIO()
