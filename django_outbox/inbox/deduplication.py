@@ -111,7 +111,7 @@ def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, 
             f"transaction.atomic(using={using!r}):`; in async code, in a function that you call with "
             f"`await sync_to_async(function)()`."
         )
-    _check_consumer(consumer)
+    check_consumer(consumer, MAX_CONSUMER_LENGTH)
     ids: dict[str, MessageID] = {}
     for message_id in message_ids:
         ids.setdefault(_read_id(message_id), message_id)
@@ -122,11 +122,11 @@ def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, 
     return new
 
 
-def _check_consumer(consumer: object) -> None:
-    if not is_name(consumer, MAX_CONSUMER_LENGTH):
+def check_consumer(consumer: object, max_length: int) -> None:
+    if not is_name(consumer, max_length):
         raise InvalidMessage(
             "consumer",
-            f"is {consumer!r:.100}; it must be a string of 1 to {MAX_CONSUMER_LENGTH} printable characters without "
+            f"is {consumer!r:.100}; it must be a string of 1 to {max_length} printable characters without "
             "blanks around it, such as 'billing'.",
         )
 

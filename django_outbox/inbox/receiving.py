@@ -13,9 +13,9 @@ from django_outbox.conf import MAX_CONSUMER_ALIAS_LENGTH, get_settings
 from django_outbox.db.transactions import outlive_connection, refuse_transaction
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox.content import BYTES
+from django_outbox.inbox.deduplication import check_consumer
 from django_outbox.inbox.storing import InboxWriter, Received
 from django_outbox.models import OutboxMessage
-from django_outbox.utils.text import is_name
 
 TEXTS = ("message_id", "type", "topic", "key", "encoding", "problem", "position")
 """The fields of a message that are strings."""
@@ -64,7 +64,7 @@ def receive(
         DatabaseError: the database is unavailable, or the table is missing.
     """
     using = using or router.db_for_write(OutboxMessage)
-    _check_consumer(consumer)
+    check_consumer(consumer, MAX_CONSUMER_ALIAS_LENGTH)
     options = StoringOptions(
         consumer,
         publisher=publisher,
@@ -90,15 +90,6 @@ def receive(
     refuse_transaction(connections[using], "receive()", "messages that were acknowledged")
     # Messages that the first call has stored are known to the second.
     return outlive_connection(connections[using], lambda _: InboxWriter(options, using).store(messages))
-
-
-def _check_consumer(value: object) -> None:
-    if not is_name(value, MAX_CONSUMER_ALIAS_LENGTH):
-        raise InvalidMessage(
-            "consumer",
-            f"is {value!r:.100}; it must be a string of 1 to {MAX_CONSUMER_ALIAS_LENGTH} printable characters without "
-            "blanks around it, such as 'billing'.",
-        )
 
 
 def _check_message(message: object, name: str) -> None:

@@ -4,6 +4,7 @@ import datetime
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from django_outbox.brokers.ids import derive_uuid
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox import once, once_many, purge
 from django_outbox.inbox.models import HandledMessage
+from django_outbox.utils.threads import own_connection
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.waiting import eventually
 
@@ -45,29 +47,21 @@ def count(using: str) -> int:
     return HandledMessage.objects.using(using).count()
 
 
-class Caller(threading.Thread):
-    """Runs a function in a transaction of its own in another thread, and keeps its result."""
+def call(work: Callable[[], Any], using: str) -> "Future[Any]":
+    """Run a function in a transaction of its own in another thread."""
+    future: Future[Any] = Future()
 
-    def __init__(self, work: Callable[[], Any], using: str) -> None:
-        super().__init__(daemon=True)
-        self._work = work
-        self._using = using
-        self.result: Any = None
-        self.start()
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            with transaction.atomic(using=self._using):
-                self.result = self._work()
+            with own_connection(using), transaction.atomic(using=using):
+                found = work()
         except Exception as error:
-            self.result = error
-        finally:
-            connections.close_all()
+            future.set_exception(error)
+        else:
+            future.set_result(found)
 
-    def wait(self) -> Any:
-        self.join(60)
-        assert not self.is_alive(), "it still waits"
-        return self.result
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def test_a_message_is_new_once_for_each_consumer(using):
@@ -113,10 +107,10 @@ def test_a_second_transaction_waits_for_the_first(using, rolls_back):
     id = uuid.uuid4()
     with transaction.atomic(using=using):
         assert once(id, "billing", using=using)
-        second = Caller(partial(once, id, "billing", using=using), using)
+        second = call(partial(once, id, "billing", using=using), using)
         eventually(lambda: waiters(using) == 1, "the second transaction waits")
         transaction.set_rollback(rolls_back, using=using)
-    assert second.wait() is rolls_back
+    assert second.result(60) is rolls_back
     assert count(using) == 1
 
 
@@ -141,9 +135,9 @@ def test_a_second_writer_on_sqlite_waits_for_the_first(rolls_back):
     id = uuid.uuid4()
     with transaction.atomic():
         assert once(id, "billing")
-        second = Caller(partial(once, id, "billing"), "default")
+        second = call(partial(once, id, "billing"), "default")
         transaction.set_rollback(rolls_back)
-    assert second.wait() is rolls_back
+    assert second.result(60) is rolls_back
 
 
 @pytest.mark.parametrize(
@@ -160,8 +154,8 @@ def test_overlapping_batches_in_any_order_do_not_deadlock(using, returns_rows, m
         barrier.wait(60)
         return once_many(order, "billing", using=using)
 
-    callers = [Caller(partial(handle_all, order), using) for order in (ids, ids[::-1], ids[50:] + ids[:50], ids[::2])]
-    results = [caller.wait() for caller in callers]
+    callers = [call(partial(handle_all, order), using) for order in (ids, ids[::-1], ids[50:] + ids[:50], ids[::2])]
+    results = [caller.result(60) for caller in callers]
     assert sorted(id for result in results for id in result) == sorted(ids)
 
 

@@ -65,8 +65,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     messaging_system: ClassVar[str] = "rabbitmq"
     broker_name = "RabbitMQ"
 
-    _connection: RabbitMQPublisherConnection | None = field(init=False)
-    _trials: TrialConnection | None = field(init=False)
+    _connections: dict[type[RabbitMQPublisherConnection], RabbitMQPublisherConnection] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +84,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         return f"RabbitMQ at {nodes}, exchange {self.exchange!r}"
 
     def prepare(self) -> str:
-        return self._usable_connection().wait_until_ready()
+        return self._usable(RabbitMQPublisherConnection).wait_until_ready()
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self.format != PLAIN:
@@ -99,7 +98,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             transmission.wait()
             if transmission.needs_no_trial:
                 return transmission.complete()
-        submit_trial = partial(self._submit, is_trial=True)
+        # A message that tries a sick queue stalls its connection.
+        submit_trial = partial(self._submit, over=TrialConnection)
         call = RabbitMQCall(messages, self._submit, submit_trial, self._open_trials, self._destinations)
         if transmission is None:
             call.publish()
@@ -112,45 +112,40 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
 
     def close(self) -> None:
         with self._lock:
-            connections = self._connection, self._trials
-            self._connection, self._trials = None, None
+            connections = [*self._connections.values()]
+            self._connections.clear()
         for connection in connections:
-            if connection is not None:
-                connection.close()
+            connection.close()
 
-    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> Transmission:
+    def _submit(
+        self, messages: Sequence[Message], *, over: type[RabbitMQPublisherConnection] = RabbitMQPublisherConnection
+    ) -> Transmission:
         transmission = Transmission(messages, self._encode)
-        usable_connection = self._usable_trials if is_trial else self._usable_connection
-        while transmission.missing and not usable_connection().submit(transmission):
+        while transmission.missing and not self._usable(over).submit(transmission):
             pass
         return transmission
 
-    def _usable_connection(self) -> RabbitMQPublisherConnection:
+    def _usable(self, kind: type[RabbitMQPublisherConnection]) -> RabbitMQPublisherConnection:
+        """Return the connection of this class, or a new one if it accepts no more transmissions."""
         with self._lock:
-            if self._connection is None or not self._connection.accepts_more:
-                self._connection = RabbitMQPublisherConnection(self, self.hosts)
-            return self._connection
-
-    def _usable_trials(self) -> TrialConnection:
-        """Return a separate connection for trials, because a message that tries a sick queue stalls its connection."""
-        with self._lock:
-            if self._trials is None or not self._trials.accepts_more:
-                self._trials = TrialConnection(self, self.hosts)
-            return self._trials
+            connection = self._connections.get(kind)
+            if connection is None or not connection.accepts_more:
+                connection = self._connections[kind] = kind(self, self.hosts)
+            return connection
 
     def _open_trials(self) -> str:
         """Open a new connection for trials. Return the reason if that fails, and otherwise an empty string."""
         self._end_trials()
-        return self._usable_trials().wait_until_ready()
+        return self._usable(TrialConnection).wait_until_ready()
 
     def _end_trials(self) -> None:
-        if self._trials is not None:
+        if TrialConnection in self._connections:
             with self._lock:
-                trials, self._trials = self._trials, None
+                trials = self._connections.pop(TrialConnection, None)
             if trials is not None:
                 trials.retire()
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
         self._destinations = Destinations(self.alias)
-        self._connection, self._trials = None, None
+        self._connections = {}

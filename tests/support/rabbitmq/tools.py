@@ -127,8 +127,7 @@ class Publishing(threading.Thread):
 
 
 def connection_of(publisher: RabbitMQPublisher) -> RabbitMQPublisherConnection:
-    assert publisher._connection is not None
-    return publisher._connection
+    return publisher._connections[RabbitMQPublisherConnection]
 
 
 def channels_of(publisher: RabbitMQPublisher) -> list[PublisherChannel]:
