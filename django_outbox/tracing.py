@@ -103,8 +103,8 @@ class Tracer:
 
 
 _tracers: list[Tracer] = []
-_waiting: dict[str, Callable[[], Tracer]] = {}
-_known: set[str] = set()
+_waiting: dict[str, Callable[[], Tracer] | None] = {}
+"""What makes the tracer of a library, by one of its modules; None after that module was imported."""
 _lock = threading.Lock()
 
 
@@ -122,9 +122,7 @@ def add_tracer_when_imported(module: str, make: Callable[[], Tracer]) -> None:
     A process that never imports the library has no trace to continue, and need not spend the time of the import. Only
     the first call for a module counts: Django starts the app again when a test overrides `INSTALLED_APPS`.
     """
-    if module not in _known:
-        _known.add(module)
-        _waiting[module] = make
+    _waiting.setdefault(module, make)
 
 
 def traced(messages: "Sequence[OutboxMessage]", *, many: bool = False) -> AbstractContextManager[None]:
@@ -157,15 +155,15 @@ def trace_published(batch: Callable[[], PublishedBatch]) -> None:
 
 
 def _find_tracers() -> Sequence[Tracer]:
-    for module in tuple(_waiting):
-        if sys.modules.get(module) is not None:
+    for module, make in tuple(_waiting.items()):
+        if make is not None and sys.modules.get(module) is not None:
             _load(module)
     return _tracers
 
 
 def _load(module: str) -> None:
     with _lock:
-        make = _waiting.get(module)
+        make = _waiting[module]
         if make is None:
             return
         try:
@@ -179,7 +177,7 @@ def _load(module: str) -> None:
                 event="tracing.unavailable",
                 reason=describe(error),
             )
-        _waiting.pop(module, None)
+        _waiting[module] = None
 
 
 @contextmanager
