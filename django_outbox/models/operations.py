@@ -10,7 +10,7 @@ from django_outbox.models.message import OutboxMessage
 class DeliveryCount(models.Model):
     """Counts of a publisher's messages that one relay settled in a period.
 
-    There is a row for each minute of the last day, for the chart, and for each 10 seconds of the last two minutes. Each
+    There is a row for each minute of the last day, for the chart, and for each 10 seconds of the last 10 minutes. Each
     relay has separate rows, so that relays never wait for each other here. The counts are there even if processed
     messages are deleted at once.
     """

@@ -6,6 +6,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
 from django_outbox.monitoring import queues
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
@@ -33,6 +34,9 @@ def bounded(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
 
 @pytest.mark.parametrize("using", LOCKING)
 def test_each_query_reads_an_index_up_to_its_limit(using: str):
+    undelivered = OutboxMessage.objects.using(using).filter(publisher="default", blocks_key=True, processed_at=None)
+    head = undelivered.order_by("partition", "id").values_list("pk", flat=True)[0]
+    undelivered.filter(pk=head).update(available_at=HELD_BY_PAUSE, failed_at=None)
     with CaptureQueriesContext(connections[using]) as queries:
         result = read_status(using)
     assert [publisher.alias for publisher in result.publishers] == ["default", "other"]
@@ -41,6 +45,7 @@ def test_each_query_reads_an_index_up_to_its_limit(using: str):
     assert not result.failures_are_complete
     statements = [query["sql"] for query in queries if TABLE in query["sql"]]
     assert len(statements) > 10
+    assert any("GROUP BY type" in sql for sql in statements), "messages behind those of a paused type"
     for sql in statements:
         if using == "postgresql":
             check_postgresql(sql)
