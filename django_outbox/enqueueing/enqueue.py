@@ -121,7 +121,7 @@ def enqueue(
     using = using or router.db_for_write(OutboxMessage)
     is_alone = not _check_transaction(using, require_transaction, "enqueue")
     store = get_store(connections[using])
-    check_message(message, store.dialect)
+    text = check_message(message, store.dialect).text
     messages = route(message)
     once = message_id is not None
     mark_streamed(messages, store)
@@ -129,10 +129,10 @@ def enqueue(
     with traced(messages), _naming_router(using):
         if is_alone:
             message = outlive_connection(
-                store.connection, lambda again: _insert(messages, store, once=once or again, locks_key=locks_key)
+                store.connection, lambda again: _insert(messages, text, store, once=once or again, locks_key=locks_key)
             )
         else:
-            message = _insert(messages, store, once=once, locks_key=locks_key)
+            message = _insert(messages, text, store, once=once, locks_key=locks_key)
     if delay is None and available_at is None:
         notify_after_commit(store, {each.publisher for each in messages})
     return message
@@ -160,12 +160,12 @@ def _naming_router(using: str) -> Iterator[None]:
         raise
 
 
-def _insert(messages: list[OutboxMessage], store: Store, *, once: bool, locks_key: bool) -> OutboxMessage:
+def _insert(messages: list[OutboxMessage], payload: str, store: Store, *, once: bool, locks_key: bool) -> OutboxMessage:
     if not locks_key:
-        return write(messages, store, once=once)
+        return write(messages, payload, store, once=once)
     with transaction.atomic(using=store.connection.alias, savepoint=False):
         store.lock_keys({messages[0].key})
-        return write(messages, store, once=once)
+        return write(messages, payload, store, once=once)
 
 
 def enqueue_many(

@@ -26,6 +26,7 @@ from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import NewRow, Store, notifications
+from django_outbox.stores.clock import read_clock
 from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Throttle
 
@@ -48,10 +49,15 @@ _lock = threading.Lock()
 _throttles: defaultdict[tuple[str, str, str], Throttle] = defaultdict(NOTIFYING)
 
 
-def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:
-    """Insert a message and its copies for further publishers with one INSERT, and return the first one's row."""
+def write(messages: Sequence[OutboxMessage], payload: str, store: Store, *, once: bool) -> OutboxMessage:
+    """Insert a message and its copies for further publishers with one INSERT, and return the first one's row.
+
+    Args:
+        payload: their payload as JSON.
+        once: whether they may be in the table already.
+    """
     if once:
-        return _write_once(messages, store)
+        return _write_once(messages, payload, store)
     first = messages[0]
     if len(messages) == 1:
         first.save(force_insert=True, using=store.connection.alias)
@@ -71,12 +77,12 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
 def insert_many(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> None:
     """Insert messages that are not in the table yet, given their payloads as JSON."""
     rows = [new_row(message, payload, store) for message, payload in zip(messages, payloads, strict=True)]
-    if len(store.insert_rows(rows)) < len(messages):
+    if len(store.insert(rows)) < len(messages):
         _report_others(messages, store)
 
 
 def new_row(message: OutboxMessage | NewMessage, payload: str, store: Store) -> NewRow:
-    """Return a valid message, with its payload as JSON, as `Store.insert_rows` takes it."""
+    """Return a valid message, with its payload as JSON, as `Store.insert` takes it."""
 
     def adapt(time: object) -> str | None:
         if not isinstance(time, datetime.datetime):
@@ -143,29 +149,24 @@ def _refuse_other(found: OutboxMessage, message: OutboxMessage) -> None:
         )
 
 
-def _write_once(messages: Sequence[OutboxMessage], store: Store) -> OutboxMessage:
-    using = store.connection.alias
-    publishers = [message.publisher for message in messages]
-    copies = OutboxMessage.objects.using(using).filter(message_id=messages[0].message_id)
-    rows = copies.filter(publisher=publishers[0])
+def _write_once(messages: Sequence[OutboxMessage], payload: str, store: Store) -> OutboxMessage:
+    using, first = store.connection.alias, messages[0]
+    if isinstance(first.available_at, Combinable) and not is_due(first):
+        for message in messages:
+            message.available_at = read_clock(using, first.available_at)
+    rows = OutboxMessage.objects.using(using).filter(message_id=first.message_id, publisher=first.publisher)
+    found = None
     # A savepoint, so that no copy for another publisher remains if the first message is refused.
     with transaction.atomic(using=using, savepoint=len(messages) > 1):
-        known = (
-            {row.publisher: row for row in copies.filter(publisher__in=publishers)} if store.looks_before_insert else {}
-        )
-        found = known.get(publishers[0])
-        missing = [message for message in messages if message.publisher not in known]
-        if found is not None and missing:
-            store.insert_missing(missing)
         while found is None:
-            store.insert_missing(missing)
+            store.insert([new_row(message, payload, store) for message in messages])
             # Under REPEATABLE READ a plain read may not see the row that the INSERT conflicted with; a locking read
             # does. There is no row at all if the first message was deleted between the two statements.
             found = rows.first() or rows.select_for_update().first()
         if len(messages) > 1:
-            _refuse_other(found, messages[0])
+            _refuse_other(found, first)
     # Nothing was written, so the transaction can continue.
-    _refuse_other(found, messages[0])
+    _refuse_other(found, first)
     return found
 
 

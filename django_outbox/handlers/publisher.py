@@ -22,7 +22,8 @@ from django.utils.dateparse import parse_datetime
 
 from django_outbox.brokers.options import require_choice, require_flag
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.db.functions import json_text
+from django_outbox.enqueueing.new_message import NewMessage
+from django_outbox.enqueueing.writing import new_row
 from django_outbox.events.registry import decode_message
 from django_outbox.exceptions import InvalidEvent, Reject, RetryLater
 from django_outbox.handlers.registry import AnyHandler, registry
@@ -302,7 +303,7 @@ def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, u
     """
     store = get_store(connections[using])
     made = [_make(message, each.name, publisher) for each in handlers]
-    store.insert_missing(made)
+    store.insert([{**new_row(each, each.text, store), "streamed": False} for each in made])
     requested = message.headers.get(REDELIVERED_AT)
     if isinstance(requested, str):
         rows = OutboxMessage.objects.using(using).filter(
@@ -311,14 +312,16 @@ def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, u
         rows.filter(message_id__in=[each.message_id for each in made]).deliver_again()
 
 
-def _make(message: Message, name: str, publisher: str) -> OutboxMessage:
+def _make(message: Message, name: str, publisher: str) -> NewMessage:
     origin = dict(zip(ORIGINAL_FIELDS, (name, message.message_id, message.key, message.topic), strict=True))
-    return OutboxMessage(
+    text = message.payload.decode()
+    return NewMessage(
         message_id=_id_for(name, message.message_id),
         type=message.type,
         topic=name,
         key=_key(name, message.key),
-        payload=json_text(message.payload.decode()),
+        payload=text,
+        text=text,
         headers={**message.headers, HANDLER_HEADER: origin},
         publisher=publisher,
         occurred_at=message.occurred_at,

@@ -232,13 +232,13 @@ class InboxWriter:
         due = [message for message in messages if isinstance(message, NewMessage)]
         stored: set[str] = set()
         for chunk in chunked(due, [len(message.text) for message in due]):
-            stored.update(self._store.insert_rows([new_row(each, each.text, self._store) for each in chunk]))
+            stored.update(self._store.insert([new_row(each, each.text, self._store) for each in chunk]))
         failed = [message for message in messages if isinstance(message, OutboxMessage)]
         if failed:
             known = set(self._select(failed).values_list("message_id", flat=True))
-            failed = [message for message in failed if message.message_id not in known]
+            failed = [*{each.message_id: each for each in reversed(failed) if each.message_id not in known}.values()]
         for models in chunked(failed, [len(message.payload["body"]) for message in failed]):
-            self._store.insert_missing(models)
+            OutboxMessage.objects.using(self._using).bulk_create(models)
         return stored, {message.message_id.hex for message in failed}
 
     def _select(self, messages: Sequence[NewMessage | OutboxMessage]) -> QuerySet[OutboxMessage]:

@@ -339,32 +339,8 @@ class Store(ClaimQueries):
     def add_key_locks(self) -> None:
         """Insert the rows that `lock_keys` locks, if it locks rows and some are missing."""
 
-    @property
-    def looks_before_insert(self) -> bool:
-        """Whether to read known messages before an INSERT of messages that may be known."""
-        return False
-
-    def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
-        """Insert messages; leave out each one if its `message_id` and `publisher` are in the table already.
-
-        Return the number of inserted messages; on MySQL and MariaDB the number of all.
-        """
-        inserted = 0
-
-        def count(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-            nonlocal inserted
-            # A taken id is not a known message: if PostgreSQL's sequence is behind, it is an error.
-            sql = sql.replace("ON CONFLICT DO NOTHING", "ON CONFLICT (message_id, publisher) DO NOTHING")
-            result = execute(sql, params, many, context)
-            inserted += max(context["cursor"].rowcount, 0)
-            return result
-
-        with self.connection.execute_wrapper(count):
-            OutboxMessage.objects.using(self.connection.alias).bulk_create(messages, ignore_conflicts=True)
-        return inserted
-
     @abc.abstractmethod
-    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
+    def insert(self, rows: Sequence[NewRow]) -> list[str]:
         """Insert messages in their order, except messages that are in the table for their publisher.
 
         It costs Python a tenth of what Django's `bulk_create` does. There must be at least one row, and no more than

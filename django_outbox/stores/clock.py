@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from django.db.models import Max
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 
 from django_outbox.db.functions import DatabaseNow
@@ -25,10 +26,10 @@ SLOT = datetime.timedelta(seconds=10)
 MINUTE = datetime.timedelta(minutes=1)
 
 
-def read_clock(using: str) -> datetime.datetime:
-    """Return the time on the database's clock."""
+def read_clock(using: str, time: Combinable = DatabaseNow()) -> datetime.datetime:  # noqa: B008 - never changes
+    """Return the time on the database's clock, or another time that is computed of it."""
     # Also where the table has no row: the aggregate is NULL then, and the second argument is the result.
-    clock = Heartbeat.objects.using(using).aggregate(now=Coalesce(Max(DatabaseNow()), DatabaseNow()))
+    clock = Heartbeat.objects.using(using).aggregate(now=Coalesce(Max(time), time))
     now: datetime.datetime = clock["now"]
     return now
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from django_outbox.models import MAX_HISTORY, OutboxMessage
+from django_outbox.models import MAX_HISTORY
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import (
     FEW,
@@ -553,24 +553,10 @@ class MySQLStore(LockingStore):
         if missing := sorted(set(range(KEY_LOCKS)) - there):
             self._add_locks(missing)
 
-    @property
-    def looks_before_insert(self) -> bool:
+    def insert(self, rows: Sequence[NewRow]) -> list[str]:
         # The INSERT would wait for a relay that has claimed the first message. Under SERIALIZABLE, however, a read
         # locks the gap where it finds nothing, and transactions would wait for each other.
-        return self.connection.isolation_level != "serializable"  # type: ignore[attr-defined, no-any-return]
-
-    def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
-        # INSERT IGNORE would turn every other error into a warning, and a lost message.
-        manager = OutboxMessage.objects.using(self.connection.alias)
-        manager.bulk_create(messages, update_conflicts=True, update_fields=["message_id"])
-        for message in messages:
-            # MariaDB returns an ID, but for a duplicate it is the ID of the first message.
-            message.pk = None
-        # Django's connections report a duplicate as a changed row.
-        return len(messages)
-
-    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
-        if self.looks_before_insert:
+        if self.connection.isolation_level != "serializable":  # type: ignore[attr-defined]
             ids = [row["message_id"] for row in rows]
             found = self.fetch(FIND_MESSAGES.format(ids=", ".join(["%s"] * len(ids))), ids)
             # MySQL stores the ID as text.

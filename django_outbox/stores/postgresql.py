@@ -596,7 +596,7 @@ class PostgreSQLStore(LockingStore):
         ((value, greatest),) = self.fetch(FIND_VALUES.replace("{sequence}", sequence))
         return (value, greatest) if value < (greatest or 0) else None
 
-    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
+    def insert(self, rows: Sequence[NewRow]) -> list[str]:
         with self.connection.cursor() as session:
             session.execute(self.name_tables(INSERT_ROWS), [json.dumps(rows)])
             # Usually all of them are new, and reading their IDs takes time.

@@ -394,7 +394,7 @@ class SQLiteStore(Store):
     def lock_keys(self, keys: Collection[str]) -> None:
         """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""
 
-    def insert_rows(self, rows: Sequence[NewRow]) -> list[str]:
+    def insert(self, rows: Sequence[NewRow]) -> list[str]:
         return [id for (id,) in self.fetch(INSERT_ROWS, [json.dumps(rows)])]
 
     def purge(self, older_than: float, limit: int, after: None) -> Purged:

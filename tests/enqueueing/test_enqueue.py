@@ -182,9 +182,10 @@ class TestOneMessage:
         assert abs(message.occurred_at - timezone.now()) < datetime.timedelta(minutes=5)
 
     @pytest.mark.parametrize("delay", [90, 90.0, datetime.timedelta(seconds=90)])
-    def test_a_delay_starts_at_the_time_of_the_database(self, using: str, delay: Any):
+    @pytest.mark.parametrize("message_id", [None, uuid.UUID(int=7)], ids=["without an ID", "with an ID"])
+    def test_a_delay_starts_at_the_time_of_the_database(self, using: str, delay: Any, message_id: uuid.UUID | None):
         with transaction.atomic(using=using):
-            message = enqueue("order.created", 1, delay=delay, using=using)
+            message = enqueue("order.created", 1, delay=delay, message_id=message_id, using=using)
         assert message.available_at is not None
         waits = message.available_at - message.occurred_at
         assert abs(waits - datetime.timedelta(seconds=90)) < datetime.timedelta(seconds=1)

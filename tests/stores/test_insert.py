@@ -1,4 +1,4 @@
-"""`insert_rows` writes what Django's own INSERT would, and leaves out what is in the table."""
+"""`insert` writes what Django's own INSERT would, and leaves out what is in the table."""
 
 import datetime
 import json
@@ -34,7 +34,7 @@ def insert(using: str, *messages: NewMessage) -> list[str]:
     """Insert messages, and return the IDs of the new ones."""
     store = get_store(connections[using])
     with transaction.atomic(using=using):
-        return store.insert_rows([new_row(each, each.text, store) for each in messages])
+        return store.insert([new_row(each, each.text, store) for each in messages])
 
 
 def columns(using: str, message_id: uuid.UUID) -> tuple[Any, ...]:
