@@ -21,7 +21,7 @@ from tests.benchmarks.options import output_file  # noqa: E402
 from tests.benchmarks.report import read_machine  # noqa: E402
 from tests.benchmarks.workspace import scratch_database  # noqa: E402
 
-NAMES = ["ladder", "drain", "costs", "living", "growth", "enqueue", "celery", "inbox"]
+NAMES = ["drain", "living", "growth", "enqueue", "celery", "inbox"]
 """Each is a module with `add_arguments(parser)` and `run(options) -> Report`."""
 
 BENCHMARKS = {name: import_module(f"tests.benchmarks.{name}") for name in NAMES}
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    used = [f"{name} {value}" for name, value in vars(options).items() if name not in ("name", "json", "plot")]
+    used = [f"{name} {value}" for name, value in vars(options).items() if name not in ("name", "json")]
     report.notes.append(f"Options: {', '.join(used)}.")
     sys.stdout.write(f"{report.text()}\n")
     if options.json:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from django.db import connection
@@ -12,7 +11,7 @@ from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import BenchmarkError, Run, timed
 from tests.benchmarks.messages import fill
 from tests.benchmarks.tables import copy, empty, refresh, restore
-from tests.benchmarks.workspace import ACCEPTING, outbox_settings, require_log
+from tests.benchmarks.workspace import outbox_settings, require_log
 from tests.support.waiting import eventually
 
 COMMIT = 500
@@ -30,42 +29,33 @@ LONGEST_SILENCE = 60.0
 
 
 def timed_drain(
-    broker: Broker | None,
+    broker: Broker,
     table: str,
     *,
     workers: int = 2,
     batch_size: int = 2000,
-    above: int = 0,
-    publisher: Mapping[str, Any] | None = None,
     source: str = "table",
-    **settings: Any,
 ) -> Run:
-    """Deliver the messages of a saved table to a broker, or to the publisher that accepts everything.
+    """Deliver the messages of a saved table to a broker.
 
     Args:
-        broker: where to; None for no broker.
+        broker: where to.
         table: the name under which the messages are saved.
         workers: the relay's workers.
         batch_size: messages in a claim.
-        above: rows up to this id stay in the table.
-        publisher: additional options of the publisher.
         source: the publisher's `SOURCE`.
-        settings: more settings of `OUTBOX`.
     """
-    entry = broker.publisher(**(publisher or {})) if broker else ACCEPTING
     with (
-        outbox_settings({**entry, "SOURCE": source}, **settings),
+        outbox_settings({**broker.publisher(), "SOURCE": source}),
         Relay(workers=workers, batch_size=batch_size) as relay,
     ):
-        empty(above=above)
-        fill(1, topics=broker.topics if broker else ())
+        empty()
+        fill(1, topics=broker.topics)
         warm = relay.deliver_once().processed
-        restore(table, above=above, streamed=source != "table")
-        if broker:
-            broker.purge()
-        run = timed(lambda: relay.drain().processed - warm, broker.process if broker else "")
-        if broker:
-            broker.expect(run.messages)
+        restore(table, streamed=source != "table")
+        broker.purge()
+        run = timed(lambda: relay.drain().processed - warm, broker.process)
+        broker.expect(run.messages)
     return run
 
 

@@ -1,34 +1,32 @@
 """The outbox's table as a benchmark finds it: the same rows for each case, and nothing left of the case before."""
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, connection
 
-from django_outbox.db.indexes import PortableIndex
 from django_outbox.models import OutboxMessage, StreamPosition
 from tests.benchmarks.messages import fill
 
 TABLE = OutboxMessage._meta.db_table
 
 
-def empty(*, above: int = 0) -> None:
-    """Delete all rows, with dead rows and index entries; or only the rows above an id."""
-    run_sql(f"DELETE FROM {TABLE} WHERE id > {above}" if above or _is("sqlite") else f"TRUNCATE TABLE {TABLE}")
+def empty() -> None:
+    """Delete all rows, with dead rows and index entries."""
+    run_sql(f"DELETE FROM {TABLE}" if _is("sqlite") else f"TRUNCATE TABLE {TABLE}")
 
 
-def save(name: str, count: int, *, above: int = 0, **content: Any) -> None:
-    """Enqueue messages above an id, and save them under a name. `content` is that of `messages.fill`."""
-    empty(above=above)
+def save(name: str, count: int, **content: Any) -> None:
+    """Enqueue messages, and save them under a name. `content` is that of `messages.fill`."""
+    empty()
     fill(count, **content)
-    run_sql(f"CREATE TABLE saved_{name} AS SELECT * FROM {TABLE} WHERE id > {above}")
+    run_sql(f"CREATE TABLE saved_{name} AS SELECT * FROM {TABLE}")
 
 
-def restore(name: str, *, above: int = 0, streamed: bool = False) -> None:
-    """Replace the rows above an id by the rows that were saved under a name, as pending or as streamed messages."""
-    empty(above=above)
+def restore(name: str, *, streamed: bool = False) -> None:
+    """Replace all rows by the rows that were saved under a name, as pending or as streamed messages."""
+    empty()
     copy(name, streamed=streamed)
     refresh()
 
@@ -54,25 +52,6 @@ def refresh() -> None:
         # Needs a permission.
         with suppress(DatabaseError):
             run_sql("CHECKPOINT")
-
-
-@contextmanager
-def without_indexes() -> Iterator[None]:
-    """Remove the outbox's indexes until the end; primary key and unique columns stay."""
-    indexes = [
-        index
-        for index in OutboxMessage._meta.indexes
-        if not isinstance(index, PortableIndex) or index.only_on in {"", connection.vendor}
-    ]
-    with connection.schema_editor() as editor:
-        for index in indexes:
-            editor.remove_index(OutboxMessage, index)
-    try:
-        yield
-    finally:
-        with connection.schema_editor() as editor:
-            for index in indexes:
-                editor.add_index(OutboxMessage, index)
 
 
 CHUNK = 500_000

@@ -23,9 +23,7 @@ from tests.support.shop import PATIENCE, ROOT, broker_channel, shop_environment
 from tests.support.waiting import eventually
 
 RUNS = {
-    "ladder": ("--messages=100 --rows=50 --batch-size=20", 7),
     "drain": ("--messages=100 --keys=9 --running --broker rabbitmq nats", 12),
-    "costs": ("--messages=50", 12),
     "living": ("--seconds=1 --rates 50 --keys 0 --broker rabbitmq", 3),
     "enqueue": ("--messages=10 --writers=2", 8),
     "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
@@ -84,8 +82,6 @@ def test_a_benchmark_compares_its_cases_and_leaves_nothing_behind(name: str, tmp
     options, cases = RUNS[name]
     if name != "living":
         options += " --repeats=1"
-    if name == "ladder":
-        options += f" --plot={tmp_path}/ladder.svg"
     file = tmp_path / "report.json"
     with Database("postgresql") as database:
         printed, pid = run(
@@ -101,8 +97,6 @@ def test_a_benchmark_compares_its_cases_and_leaves_nothing_behind(name: str, tmp
     for row in rows:
         assert str(next(iter(row.values()))) in printed
         assert all(value > 0 for column, value in row.items() if re.fullmatch(r"msg/s|p\d+", column))
-    if name == "ladder":
-        assert "naive loop" in (tmp_path / "ladder.svg").read_text()
 
 
 def test_a_benchmark_that_is_stopped_early_leaves_nothing_behind():
