@@ -113,11 +113,11 @@ class OwnedHeads(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """A message in the queue of its partition, whether it is due, and the bytes of its payload and headers."""
+    """A message in the queue of its partition, whether or when it is due, and the bytes of its payload and headers."""
 
     partition: int
     id: int
-    due: bool | None
+    due: bool | str | None
     size: int
 
 

@@ -322,14 +322,8 @@ class MySQLStore(LockingStore):
 
     def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
         """Claim all due messages if a look finds few of them; return None if an ordinary claim is needed."""
-        found = request.cursor.look(lambda: self.fetch(FIND_FEW, [request.publisher] * 4))
-        if found is None:
-            return None
-        listed = [Queued(*row) for row in found]
-        keyed = sum(message.partition > 0 for message in listed)
-        due = [*due_only(listed)]
-        is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW
-        if is_cut or sum(message.size for message in due) > request.max_bytes:
+        due = request.find_few(lambda: self.fetch(FIND_FEW, [request.publisher] * 4))
+        if due is None:
             return None
         rows: list[Row] = []
         if due:

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple, TypedDict
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
-from django_outbox.stores.claiming import FEW_IN_ALL, SIZE, ClaimQueries, Cursor, Row
+from django_outbox.stores.claiming import (
+    FEW,
+    FEW_IN_ALL,
+    FEW_OF_KEY,
+    SIZE,
+    ClaimQueries,
+    Cursor,
+    Queued,
+    Row,
+    due_only,
+)
 from django_outbox.utils.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
@@ -89,6 +99,22 @@ class ClaimRequest:
         """Whether a claim that reads only the first few messages of each kind probably reads all that are due."""
         is_plain = not (self.transactional or self.passed or self.refused)
         return is_plain and self.limit >= FEW_IN_ALL and self.cursor.expects_few
+
+    def find_few(self, look: Callable[[], Sequence[Row]]) -> list[Queued] | None:
+        """Return all due messages if a look finds few of them; None if an ordinary claim is needed.
+
+        Args:
+            look: lists the undelivered messages of up to `FEW_IN_ALL`, as fields of `Queued` in the order of the
+                partitions; those without a key only if they are due.
+        """
+        found = self.cursor.look(look) if self.expects_few else None
+        if found is None:
+            return None
+        listed = [Queued(*row) for row in found]
+        keyed = sum(message.partition > 0 for message in listed)
+        due = [*due_only(listed)]
+        is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW
+        return None if is_cut or sum(message.size for message in due) > self.max_bytes else due
 
     def read(self, queries: ClaimQueries) -> list[Row]:
         return self.cursor.read_batch(queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes)

@@ -13,7 +13,17 @@ from django.db import DatabaseError, IntegrityError, OperationalError, transacti
 from django_outbox.db.errors import shows_refused_row
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, SKIPPED, Store, report_lost
-from django_outbox.stores.claiming import SIZE, OwnedHeads, Queued, Row, Span, choose, lock_number
+from django_outbox.stores.claiming import (
+    FEW,
+    FEW_OF_KEY,
+    SIZE,
+    OwnedHeads,
+    Queued,
+    Row,
+    Span,
+    choose,
+    lock_number,
+)
 from django_outbox.stores.clock import boot_time
 from django_outbox.stores.locks import FIRST_PARTITION
 from django_outbox.stores.rows import (
@@ -116,6 +126,23 @@ WITH RECURSIVE queue(partition, id, due, size, step) AS (
 SELECT partition, id, due, size FROM queue WHERE step > 0 ORDER BY 1, 2
 """
 
+# All undelivered messages with a key, and all due ones without, unless there are many.
+FIND_FEW = f"""
+SELECT partition, id, iif(available_at <= {NOW}, CAST(available_at AS TEXT), NULL),
+    length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB))
+FROM {{table}} WHERE id IN (
+    SELECT id FROM (
+        SELECT id FROM {{table}} WHERE publisher = %s AND {UNDELIVERED} ORDER BY partition, id LIMIT {FEW * FEW_OF_KEY}
+    )
+    UNION ALL
+    SELECT id FROM (
+        SELECT id FROM {{table}} WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW}
+        ORDER BY available_at, id LIMIT {FEW}
+    )
+)
+ORDER BY 1, 2
+"""
+
 LEASED = f"""
 SELECT number - %s FROM {{locks}} WHERE number IN (SELECT %s + value FROM json_each(%s)) AND held_until > {NOW}
 """
@@ -132,7 +159,16 @@ UPDATE {{table}} SET available_at = {LATER} WHERE id IN (SELECT value FROM json_
 RETURNING id, CAST(available_at AS TEXT)
 """
 
-LEASE_PARTITIONS = "INSERT INTO {locks} (number, held_until) SELECT %s + value, %s FROM json_each(%s)"
+# Messages that have changed since they were listed, or whose partitions another relay has, are left out.
+LEASE_FEW = f"""
+UPDATE {{table}} SET available_at = {LATER} FROM json_each(%s) found
+WHERE {{table}}.id = json_extract(found.value, '$[0]')
+    AND CAST({{table}}.available_at AS TEXT) = json_extract(found.value, '$[1]')
+    AND NOT EXISTS (SELECT 1 FROM {{locks}} WHERE number = %s + {{table}}.partition AND held_until > {NOW})
+RETURNING {COLUMNS}, CAST(available_at AS TEXT)
+"""
+
+LEASE_PARTITIONS = "INSERT OR REPLACE INTO {locks} (number, held_until) SELECT %s + value, %s FROM json_each(%s)"
 
 RELEASE_PARTITIONS = """
 DELETE FROM {locks} WHERE number IN (SELECT %s + value FROM json_each(%s)) AND held_until = %s
@@ -268,8 +304,8 @@ class SQLiteStore(Store):
 
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
-        ((pending,),) = self.fetch(PENDING, [request.publisher])
-        if not pending:
+        claim = self._lease_few(request) if self.connection.get_autocommit() else None
+        if claim is None and not self.fetch(PENDING, [request.publisher])[0][0]:
             # Without a write transaction, which would wait for another one.
             request.cursor.mark_exhausted()
             yield Claim([])
@@ -278,7 +314,7 @@ class SQLiteStore(Store):
             with super().claim(request) as claim:
                 yield claim
             return
-        claim = self._lease(request)
+        claim = claim or self._lease(request)
         try:
             yield claim
         finally:
@@ -407,6 +443,34 @@ class SQLiteStore(Store):
         with transaction.atomic(using=self.connection.alias):
             self.execute(FORGET_LEASES)
             yield
+
+    def _lease_few(self, request: ClaimRequest) -> Claim | None:
+        """Lease all due messages if a look finds few of them; return None if an ordinary claim is needed."""
+        publisher = request.publisher
+        messages = request.find_few(lambda: self.fetch(FIND_FEW, [publisher, publisher]))
+        if messages is None:
+            return None
+        request.cursor.mark_exhausted()
+        if not messages:
+            return Claim([])
+        end = boot_time() + request.max_seconds
+        due = {message.id: str(message.due) for message in messages}
+        base = lock_number(publisher, 0)
+        try:
+            with transaction.atomic(using=self.connection.alias):
+                rows = self.fetch(LEASE_FEW, [request.max_seconds, json.dumps([*due.items()]), base])
+                if len(rows) < len(due):
+                    transaction.set_rollback(True, using=self.connection.alias)
+                    return None
+                mark = str(rows[0][-1])
+                partitions = sorted({message.partition for message in messages if message.partition})
+                if partitions:
+                    self.execute(LEASE_PARTITIONS, [base, mark, json.dumps(partitions)])
+        except DatabaseError as error:
+            if not shows_refused_row(error):
+                raise
+            return None
+        return Claim(read_messages(sorted(rows)), LeasedBatch(mark, end, due, publisher, partitions))
 
     def _lease(self, request: ClaimRequest) -> Claim:
         publisher, max_seconds = request.publisher, request.max_seconds

@@ -1,4 +1,4 @@
-"""Claims of few messages: by prepared statements on PostgreSQL, after a look on MySQL and MariaDB."""
+"""Claims of few messages: by prepared statements on PostgreSQL, after a look on MySQL, MariaDB and SQLite."""
 
 import logging
 import secrets
@@ -10,6 +10,7 @@ import pytest
 from django.db import connections
 
 from django_outbox import OutboxMessage
+from django_outbox.stores import ClaimRequest
 from django_outbox.stores.claiming import FEW, FEW_OF_KEY, Cursor
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
@@ -134,6 +135,9 @@ def test_a_message_that_was_changed_meanwhile_is_left_as_it_is(using: str, caplo
 
 mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 
+after_a_look = pytest.mark.parametrize("using", [*MYSQL_AND_MARIADB, "default"])
+"""Where a look without a transaction lists the few messages."""
+
 
 @contextmanager
 def counted(using: str) -> Iterator[list[str]]:
@@ -148,15 +152,23 @@ def counted(using: str) -> Iterator[list[str]]:
         yield statements
 
 
-@mysql_and_mariadb
+STATEMENTS = {
+    "mysql": ("SELECT SELECT UPDATE", "SELECT SELECT UPDATE"),
+    "sqlite": ("SELECT BEGIN UPDATE INSERT BEGIN UPDATE DELETE", "SELECT BEGIN UPDATE BEGIN UPDATE"),
+}
+"""The statements of a claim and of its settlement, with and without a key."""
+
+
+@after_a_look
 @pytest.mark.parametrize("key", ["a", ""], ids=["with a key", "without a key"])
-def test_on_mysql_a_few_messages_take_a_look_a_read_and_an_update(using: str, key: str):
+def test_a_few_messages_take_a_look_and_the_fewest_statements(using: str, key: str):
     cursor = expecting_few()
     for _ in range(2):
         (id,) = write(using, key=key)
         with counted(using) as statements, claim(using, cursor=cursor) as batch:
             settle(using, batch, processed=[id])
-    assert [sql.split()[0] for sql in statements] == ["SELECT", "SELECT", "UPDATE"]
+    expected = STATEMENTS[connections[using].vendor][not key]
+    assert " ".join(sql.split()[0] for sql in statements) == expected
     with counted(using) as statements:
         assert claimed_ids(using, cursor=cursor) == []
     assert len(statements) == 1
@@ -185,22 +197,36 @@ def test_on_mysql_a_first_claim_of_few_messages_adds_the_locks(using: str):
     assert claimed_ids(using, cursor=expecting_few()) == ids
 
 
-@mysql_and_mariadb
+@after_a_look
 @pytest.mark.parametrize(("key", "count"), [("a", FEW * FEW_OF_KEY), ("", FEW)], ids=["with a key", "without a key"])
-def test_on_mysql_many_messages_are_claimed_as_usual(using: str, key: str, count: int):
+def test_many_messages_are_claimed_as_usual(using: str, key: str, count: int):
     ids = write(using, count, key=key)
     with counted(using) as statements:
         assert claimed_ids(using, cursor=expecting_few()) == ids
     assert len(statements) > 3
 
 
-@mysql_and_mariadb
-def test_on_mysql_large_messages_are_claimed_as_usual(using: str):
+@after_a_look
+def test_large_messages_are_claimed_as_usual(using: str):
     ids = write(using, 3, payload="x" * 1000)
     assert claimed_ids(using, cursor=expecting_few(), max_bytes=2000) == ids[:2]
 
 
-@pytest.mark.parametrize("using", ["postgresql", *MYSQL_AND_MARIADB])
+@pytest.mark.parametrize("using", ["default"])
+def test_on_sqlite_a_message_that_changes_after_the_look_is_left_out(using: str, monkeypatch: pytest.MonkeyPatch):
+    first, other = write(using, 2, key="a"), write(using, 1, key="b")
+    find_few = ClaimRequest.find_few
+
+    def hold_after_the_look(self: ClaimRequest, look: Any) -> Any:
+        found = find_few(self, look)
+        OutboxMessage.objects.using(using).filter(pk=first[0]).hold()
+        return found
+
+    monkeypatch.setattr(ClaimRequest, "find_few", hold_after_the_look)
+    assert claimed_ids(using, cursor=expecting_few()) == other
+
+
+@pytest.mark.parametrize("using", ALIASES)
 def test_a_key_that_another_relay_has_is_left_to_it(using: str):
     first = write(using, key="a")
     with another_alias(using) as relay, claim(relay, cursor=expecting_few()) as batch:

@@ -278,6 +278,14 @@ class TestFew:
         assert scans["outbox_pending"]["r_rows"] <= FEW
         assert scans["PRIMARY"]["access_type"] == "eq_ref"
 
+    def test_sqlite_looks_at_two_indexes_and_leases_by_the_primary_key(self):
+        plan = sqlite_plan(table(sqlite.FIND_FEW), ["keyed"] * 2)
+        assert any("outbox_partitions (publisher=?)" in step for step in plan)
+        assert any("outbox_pending (publisher=? AND blocks_key=? AND avail" in step for step in plan)
+        assert not any(step.startswith("SCAN django_outbox") for step in plan)
+        plan = sqlite_plan(store_of("default").name_tables(sqlite.LEASE_FEW), [60, "[]", 0])
+        assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
+
     @mysql_and_mariadb
     def test_mysql_and_mariadb_lock_slots_and_messages_by_their_primary_keys(self, using: str):
         sql = store_of(using).name_tables(mysql.OWN_AND_READ.replace("[{ids}]", "[[1, 2], [3, 4]]"))

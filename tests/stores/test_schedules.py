@@ -31,8 +31,6 @@ def stage(using: str) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("kind", ["", "by time", "few"], ids=lambda kind: kind or "heads are listed")
 def test_no_schedule_breaks_a_promise(stage: Stage, kind: str, monkeypatch: pytest.MonkeyPatch):
-    if kind == "few" and stage.vendor == "sqlite":
-        pytest.skip("SQLite has no claims of few messages")
     # The few messages of a schedule would end the search by time.
     monkeypatch.setattr(timeline, "FEW_ROWS", -1)
     machine = type("Schedules", (Schedules,), {"stage": stage, "kind": kind})
