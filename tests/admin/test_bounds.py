@@ -83,12 +83,6 @@ class TestBounds:
         assert "More than 5 messages have a key" in text(page)
         assert "There are no pending messages" not in text(page)
 
-    def test_pages_through_the_messages_of_a_type(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("django_outbox.admin.messages.OutboxMessageAdmin.list_per_page", 2)
-        put(Status.FAILED, 3)
-        ids = put(Status.FAILED, 5, type="order.paid", age=60)[::-1]
-        assert listed(admin_client.get(CHANGELIST, {"type": "order.paid", "p": "2"})) == ids[2:4]
-
 
 def test_a_search_says_how_far_it_looked(admin_client: Client, small_limit: int):
     put(Status.PROCESSED, key="order-7", age=60)
