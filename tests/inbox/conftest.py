@@ -1,15 +1,16 @@
 """Fixtures of the inbox's tests: a source with its dead letters, and inboxes over it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.test import override_settings
 
+from django_outbox.brokers import Incoming
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.reading import InboxLimits
-from django_outbox.inbox.storing import InboxTally
+from django_outbox.inbox.storing import InboxTally, InboxWriter, Received
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import Backoff
 from django_outbox.utils.threads import Threads
@@ -38,6 +39,27 @@ def source() -> Iterator[Source]:
     source = RabbitMQSource()
     yield source
     source.close()
+
+
+class Writing:
+    """What happens when inboxes store batches: while there is an `error`, it is raised."""
+
+    error: BaseException | None = None
+    attempts: int = 0
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch) -> Writing:
+    store, writing = InboxWriter.store, Writing()
+
+    def store_or_fail(self: InboxWriter, batch: Sequence[Incoming]) -> Received:
+        writing.attempts += 1
+        if writing.error:
+            raise writing.error
+        return store(self, batch)
+
+    monkeypatch.setattr(InboxWriter, "store", store_or_fail)
+    return writing
 
 
 MakeInbox = Callable[..., Inbox]

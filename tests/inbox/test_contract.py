@@ -20,8 +20,6 @@ from django_outbox.brokers.rabbitmq.consumer import ReadingLimits
 from django_outbox.brokers.text_headers import to_text
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.content import id_of_incoming
-from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.storing import InboxWriter
 from django_outbox.messages import ACCEPTED
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -285,31 +283,15 @@ def test_an_inbox_that_ends_when_idle_gives_up_if_the_broker_remains_unavailable
         make_inbox(**source.at(free_port()), arguments={"idle_exit": 60}).run()
 
 
-def test_messages_are_received_again_when_the_database_was_unavailable_for_long(source, make_inbox, monkeypatch):
-    store = InboxWriter.store
-    down = True
-
-    def fail(self, batch):
-        if down:
-            raise OperationalError("the server has gone away")
-        return store(self, batch)
-
-    monkeypatch.setattr(InboxWriter, "store", fail)
-    closed: list[str] = []
-    close = Reader._close
-
-    def note_and_close(self):
-        closed.append("closed")
-        close(self)
-
-    monkeypatch.setattr(Reader, "_close", note_and_close)
+def test_messages_are_received_again_when_the_database_was_unavailable_for_long(source, make_inbox, writing, caplog):
+    writing.error = OperationalError("the server has gone away")
     inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.05)})
     source.send(1, 2, 3)
     with running(inbox):
         eventually(lambda: inbox.outages)
-        eventually(lambda: closed)
+        eventually(lambda: "gives its messages back to the broker" in caplog.text)
         assert not payloads("default")
-        down = False
+        writing.error = None
         eventually(lambda: payloads("default") == [1, 2, 3])
         # Messages that were given back come again, and are recognized.
         eventually(lambda: source.unsettled() == 0)

@@ -11,7 +11,6 @@ from django.db import OperationalError, connections
 
 from django_outbox.brokers.rabbitmq.consumer import ReadingLimits
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
-from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage
@@ -157,42 +156,23 @@ def test_while_the_database_is_unavailable_the_messages_stay_in_the_queue(using,
 
 
 # The contract suite has the end of that time.
-def test_messages_in_hand_are_held_for_a_while(source, make_inbox, monkeypatch):
-    store = InboxWriter.store
-    down = True
-
-    def fail(self, batch):
-        if down:
-            raise OperationalError("the server has gone away")
-        return store(self, batch)
-
-    monkeypatch.setattr(InboxWriter, "store", fail)
-    closed: list[str] = []
-    close = reading.Reader._close
-
-    def note_and_close(self):
-        closed.append("closed")
-        close(self)
-
-    monkeypatch.setattr(reading.Reader, "_close", note_and_close)
+def test_messages_in_hand_are_held_for_a_while(source, make_inbox, writing, caplog):
+    writing.error = OperationalError("the server has gone away")
     inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=60.0)})
     inbox.consumers[0].limits = ReadingLimits(first_size=3)
     source.send(1, 2, 3)
     with running(inbox):
         eventually(lambda: inbox.outages)
         time.sleep(0.5)
-        assert not closed
+        assert "gives its messages back to the broker" not in caplog.text
         assert source.unsettled() == 0
-        down = False
+        writing.error = None
         eventually(lambda: payloads("default") == [1, 2, 3])
         eventually(lambda: source.unsettled() == 0)
 
 
-def test_an_inbox_that_ends_when_idle_gives_up_if_the_database_remains_unavailable(source, make_inbox, monkeypatch):
-    def fail(self, batch):
-        raise OperationalError("the server has gone away")
-
-    monkeypatch.setattr(InboxWriter, "store", fail)
+def test_an_inbox_that_ends_when_idle_gives_up_if_the_database_remains_unavailable(source, make_inbox, writing):
+    writing.error = OperationalError("the server has gone away")
     source.send(1)
     with pytest.raises(RelayUnavailable, match="the server has gone away"):
         make_inbox(arguments={"idle_exit": 60}).run()

@@ -9,7 +9,6 @@ from django.db import OperationalError
 
 from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.inbox.management.commands.run_inbox import check_inbox
-from django_outbox.inbox.storing import InboxWriter
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, payloads, read_all, running
 from tests.inbox.sources.rabbitmq import RabbitMQSource
@@ -49,7 +48,7 @@ def count_returns(source: RabbitMQSource) -> int:
     return int(str((properties.headers or {}).get("x-delivery-count", 0)))
 
 
-def test_connections_that_break_lose_nothing(source, make_inbox, monkeypatch):
+def test_connections_that_break_lose_nothing(source, make_inbox):
     """As after a kill, but quicker: everything that was delivered is returned."""
     fill(source, 5000)
     for _ in range(OFTEN):
@@ -64,40 +63,25 @@ def test_connections_that_break_lose_nothing(source, make_inbox, monkeypatch):
     assert count_returns(source) < 5
 
 
-def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, monkeypatch):
+def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, writing):
     """The database can be read, but stores nothing, as a standby does."""
-    store, attempts = InboxWriter.store, []
-    down = True
-
-    def fail(self, batch):
-        attempts.append(batch)
-        if down:
-            raise OperationalError("cannot execute INSERT in a read-only transaction")
-        return store(self, batch)
-
-    monkeypatch.setattr(InboxWriter, "store", fail)
+    writing.error = OperationalError("cannot execute INSERT in a read-only transaction")
     fill(source, 50)
     inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.01)})
     with running(inbox):
-        eventually(lambda: len(attempts) > OFTEN)
+        eventually(lambda: writing.attempts > OFTEN)
         eventually(lambda: source.unsettled() == 50)
         assert count_returns(source) == 1
-        down = False
+        writing.error = None
         eventually(lambda: payloads("default") == [*range(50)])
         eventually(lambda: source.unsettled() == 0)
 
 
-def test_readers_that_crash_again_and_again_return_one_message_only(source, make_inbox, monkeypatch):
-    crashes = []
-
-    def crash(self, batch):
-        crashes.append(batch)
-        raise SystemExit("crash")
-
-    monkeypatch.setattr(InboxWriter, "store", crash)
+def test_readers_that_crash_again_and_again_return_one_message_only(source, make_inbox, writing):
+    writing.error = SystemExit("crash")
     fill(source, 50)
     with running(make_inbox()):
-        eventually(lambda: len(crashes) > OFTEN)
+        eventually(lambda: writing.attempts > OFTEN)
     # The first message is to blame, for all that RabbitMQ knows.
     eventually(lambda: source.unsettled() >= 48)
 

@@ -16,7 +16,6 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import InboxFigures
 from django_outbox.inbox.reading import InboxLimits
-from django_outbox.inbox.storing import InboxWriter
 from django_outbox.management.live import describe_outage
 from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level
@@ -25,7 +24,7 @@ from django_outbox.monitoring.status import read_status
 from django_outbox.retry import Backoff
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES, LOCKING
-from tests.inbox.conftest import QUICK, outbox_of, read_all, running
+from tests.inbox.conftest import QUICK, Writing, outbox_of, read_all, running
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import broker_url
 from tests.support.waiting import eventually
@@ -91,11 +90,8 @@ def test_an_unavailable_broker_is_reported_with_its_reason(source: Any, make_rep
         assert "Consumer 'billing' has been unavailable for" in verdict.sentence
 
 
-def test_a_reader_that_crashes_is_reported_with_its_reason(source: Any, make_reporting: Any, monkeypatch: Any):
-    def crash(*_: Any) -> None:
-        raise RuntimeError("no idea")
-
-    monkeypatch.setattr(InboxWriter, "store", crash)
+def test_a_reader_that_crashes_is_reported_with_its_reason(source: Any, make_reporting: Any, writing: Writing):
+    writing.error = RuntimeError("no idea")
     source.send(1)
     # A reader that runs for twice the longest wait has recovered, even if it only waits for a busy machine.
     patient = replace(OFTEN, restart_wait=Backoff(delay=0.01, max_delay=2.0))
@@ -108,7 +104,7 @@ def test_a_reader_that_crashes_is_reported_with_its_reason(source: Any, make_rep
         assert "The reader of consumer 'billing' crashed" in status.verdict.sentence
         (crashed,) = inbox.outages
         assert "its reader crashed" in describe_outage(crashed)
-        monkeypatch.undo()
+        writing.error = None
         # It has recovered once it has run for a while.
         eventually(lambda: read_status("default").consumers[0].state == "reading")
         assert not inbox.outages
