@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -72,10 +72,6 @@ class Suspensions(Generic[K]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._found
-
-    def __iter__(self) -> Iterator[K]:
-        with self._lock:
-            return iter(list(self._found))
 
     def outcome(self, key: K) -> Outcome | None:
         """Return the outcome of messages for this destination while it is set aside; None if it is not."""

@@ -87,7 +87,8 @@ def test_a_destination_without_messages_is_forgotten(suspensions: Suspensions[st
     begin(suspensions)
     clock.now += 20
     suspensions.update()
-    assert list(suspensions) == ["full"]
+    assert "gone" not in suspensions
+    assert "full" in suspensions
 
 
 def test_the_log_has_the_beginning_a_line_per_minute_and_the_end(
