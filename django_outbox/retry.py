@@ -3,13 +3,11 @@
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from django_outbox.messages import Message, Outcome
 
 __all__ = ["RetryPolicy"]
-
-Kind: TypeAlias = Literal["fixed", "linear", "exponential"]
 
 RetryEntry: TypeAlias = Mapping[str, Any]
 """The contents of one `RETRY` or of one pattern: fields of a `RetryPolicy`."""
@@ -22,7 +20,7 @@ LONGEST_RETRY_AFTER = 86_400.0
 class Backoff:
     """The waits after 1, 2, 3... failures in a row. It never gives up.
 
-    `RetryPolicy` explains the fields; `kind` is its `backoff`.
+    `RetryPolicy` explains the fields.
 
     `max_delay` is before jitter: clients that have reached the ceiling must not return together either.
     """
@@ -31,22 +29,14 @@ class Backoff:
     factor: float = 2.0
     max_delay: float = 600.0
     jitter: float = 0.1
-    kind: Kind = "exponential"
 
     def after(self, failures: int, *, rand: Callable[[], float] = random.random) -> float:
         """Return the seconds to wait after at least one failure, never more than `max_delay * (1 + jitter)`."""
         try:
-            seconds = min(_GROWTH[self.kind](self, failures), self.max_delay)
+            seconds = min(self.delay * float(self.factor) ** (failures - 1), self.max_delay)
         except OverflowError:
             seconds = self.max_delay
         return seconds * (1 + self.jitter * rand())
-
-
-_GROWTH: dict[Kind, Callable[[Backoff, int], float]] = {
-    "fixed": lambda backoff, failures: backoff.delay,
-    "linear": lambda backoff, failures: backoff.delay * float(failures),
-    "exponential": lambda backoff, failures: backoff.delay * float(backoff.factor) ** (failures - 1),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +45,8 @@ class RetryPolicy:
 
     Args:
         max_attempts: number of attempts after which a message fails, at least 1.
-        backoff: how the delay grows: "fixed" (not at all), "linear" (by `delay` each time) or "exponential" (by
-            `factor` each time).
         delay: seconds before the second attempt.
-        factor: how many times longer each further delay is than the one before, at least 1; for "exponential" only.
+        factor: how many times longer each further delay is than the one before, at least 1, which keeps it the same.
         max_delay: longest delay in seconds, before jitter.
         jitter: maximum share of the delay that is added at random, 0 to 1, so that messages that failed together are
             not retried together.
@@ -69,7 +57,6 @@ class RetryPolicy:
     """
 
     max_attempts: int = 10
-    backoff: Kind = "exponential"
     delay: float = 1.0
     factor: float = 2.0
     max_delay: float = 600.0
@@ -80,7 +67,7 @@ class RetryPolicy:
     @property
     def wait(self) -> Backoff:
         """The delays after failed attempts."""
-        return Backoff(self.delay, self.factor, self.max_delay, self.jitter, self.backoff)
+        return Backoff(self.delay, self.factor, self.max_delay, self.jitter)
 
     def retries(self, cause: BaseException | None) -> bool:
         """Return whether an attempt that failed with this cause is retried at all; one without a cause is."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, cast, get_args
+from typing import Any
 
 from django.utils.module_loading import import_string
 
@@ -18,7 +18,7 @@ from django_outbox.conf.readers import (
     seconds,
     whole_number,
 )
-from django_outbox.retry import DEFAULT_POLICY, Kind, RetryEntry, RetryPolicy
+from django_outbox.retry import DEFAULT_POLICY, RetryEntry, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,6 @@ def _read_entry(value: object, readers: Mapping[str, Reader]) -> dict[str, Any]:
     return read_keys(value, readers, [])
 
 
-def _read_backoff(value: object) -> Kind:
-    if value not in get_args(Kind):
-        raise ValueError('"fixed", "linear" or "exponential"')
-    return cast("Kind", value)
-
-
 def _read_exceptions(value: object) -> tuple[type[BaseException], ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("a list of exception classes or their dotted paths")
@@ -103,7 +97,6 @@ def _imported(value: object, must_be: str) -> object:
 
 _READERS: dict[str, Reader] = {
     "MAX_ATTEMPTS": whole_number,
-    "BACKOFF": _read_backoff,
     "DELAY": seconds,
     "FACTOR": number(1, 100),
     "MAX_DELAY": seconds,

@@ -46,7 +46,6 @@ def policy_of(retry: Any, publisher: Any = None, type: str = "order.created") ->
 def test_every_key_is_read():
     retry = {
         "MAX_ATTEMPTS": 3,
-        "BACKOFF": "linear",
         "DELAY": timedelta(seconds=5),
         "FACTOR": 3,
         "MAX_DELAY": 60,
@@ -56,7 +55,6 @@ def test_every_key_is_read():
     }
     assert policy_of(retry) == RetryPolicy(
         max_attempts=3,
-        backoff="linear",
         delay=5,
         factor=3,
         max_delay=60,
@@ -145,11 +143,9 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
             {"ATTEMPTS": 3},
             " has an unknown key 'ATTEMPTS'.",
             "Did you mean MAX_ATTEMPTS? "
-            "Known keys: BACKOFF, DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY, TYPES.",
+            "Known keys: DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY, TYPES.",
         ),
         ({"MAX_ATTEMPTS": 0}, "['MAX_ATTEMPTS'] is 0.", "It must be a whole number of at least 1."),
-        ({"BACKOFF": "Fixed"}, "['BACKOFF'] is 'Fixed'.", 'It must be "fixed", "linear" or "exponential".'),
-        ({"BACKOFF": []}, "['BACKOFF'] is [].", 'It must be "fixed", "linear" or "exponential".'),
         ({"DELAY": "1"}, "['DELAY'] is '1'.", SECONDS),
         ({"DELAY": float("nan")}, "['DELAY'] is nan.", SECONDS),
         ({"MAX_DELAY": 0}, "['MAX_DELAY'] is 0.", SECONDS),
@@ -189,7 +185,7 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
         (
             {"TYPES": {"a.*": {"TYPES": {}}}},
             "['TYPES']['a.*'] has an unknown key 'TYPES'.",
-            "Known keys: BACKOFF, DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY.",
+            "Known keys: DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY.",
         ),
     ],
 )

@@ -37,7 +37,7 @@ from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.relay import Relay, Tally
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
-from django_outbox.retry import Kind, RetryPolicy
+from django_outbox.retry import RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
 from django_outbox.testing import Drained, Outbox, isolated_events, isolated_handlers
 
@@ -167,8 +167,7 @@ class QueuePublisher(Publisher):
         assert_type(self.alias, str)
 
 
-growth: Kind = "linear"
-policy = RetryPolicy(max_attempts=3, backoff=growth, delay=0.5, exclude=(ValueError,))
+policy = RetryPolicy(max_attempts=3, delay=0.5, exclude=(ValueError,))
 
 
 def deliver() -> Tally:
