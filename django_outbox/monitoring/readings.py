@@ -9,6 +9,7 @@ from django.utils import timezone
 from django_outbox.db.transactions import is_usable
 from django_outbox.models import OutboxMessage
 from django_outbox.monitoring.figures import Level, Status, Verdict
+from django_outbox.monitoring.queues import database_key
 from django_outbox.monitoring.status import status
 from django_outbox.utils.logs import logger
 
@@ -18,8 +19,8 @@ DATABASE_UNAVAILABLE = "database_unavailable"
 UNREADABLE = "unreadable"
 """Code of a database that answers, but whose outbox cannot be read: a missing table, column or privilege."""
 
-_problems: dict[tuple[str, str], str] = {}
-"""The problem of each database, and schema, that could not be read the last time, so that an outage is logged once."""
+_problems: dict[tuple[str, ...], str] = {}
+"""The problem of each database that could not be read the last time, so that an outage is logged once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def read(using: str) -> Reading:
         _log_once(using, problem, error)
         return Reading(using, Status(using, timezone.now()), problem)
     else:
-        _problems.pop(_place(using), None)
+        _problems.pop(database_key(using), None)
         return Reading(using, figures)
     finally:
         if not was_open and not connection.in_atomic_block:
@@ -89,16 +90,11 @@ def read(using: str) -> Reading:
 
 
 def _log_once(using: str, problem: str, error: Exception) -> None:
-    if _problems.get(_place(using)) != problem:
-        _problems[_place(using)] = problem
+    if _problems.get(database_key(using)) != problem:
+        _problems[database_key(using)] = problem
         logger.warning(
             "The outbox in the database %(database)r cannot be read: %(reason)s",
             event="monitoring.database_unreadable",
             database=using,
             reason=error,
         )
-
-
-def _place(using: str) -> tuple[str, str]:
-    # Each tenant of django-tenants may have its own schema.
-    return using, getattr(connections[using], "schema_name", "")
