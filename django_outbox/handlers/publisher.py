@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from asgiref.sync import async_to_sync
-from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 from django.utils.dateparse import parse_datetime
 
-from django_outbox.brokers.options import require_choice, require_flag
+from django_outbox.brokers.options import require_choice, require_flag, require_seconds
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.writing import new_row
@@ -40,7 +39,7 @@ from django_outbox.messages import (
     retry_later,
 )
 from django_outbox.models import OutboxMessage
-from django_outbox.retry import RetryEntry, is_number
+from django_outbox.retry import RetryEntry
 from django_outbox.stores import get_store
 from django_outbox.tracing import handling
 from django_outbox.utils.logs import logger
@@ -126,8 +125,8 @@ class HandlersPublisher(TransactionalPublisher):
         require_flag("transaction", transaction)
         require_choice("unhandled", unhandled, UNHANDLED)
         if time_limit is not None:
-            _check_seconds("time_limit", time_limit)
-        _check_seconds("batch_seconds", batch_seconds)
+            require_seconds("time_limit", time_limit)
+        require_seconds("batch_seconds", batch_seconds)
         self.in_transaction = transaction
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
@@ -406,13 +405,6 @@ def _no_handler(message: Message, name: str = "") -> Outcome:
         "handlers.py of an installed app; then restart the relay, and requeue the message if it has failed",
         error_class=NO_HANDLER,
     )
-
-
-def _check_seconds(name: str, seconds: object) -> None:
-    if not is_number(seconds) or not 0 < seconds <= 3600:
-        raise ImproperlyConfigured(
-            f"{name} is {seconds!r}; it must be a number of seconds greater than 0, at most 3,600"
-        )
 
 
 class NotRun(TypeError):

@@ -35,7 +35,6 @@ class Unsettled(Exception):
     """The database was unavailable, or refused a new state, when a batch was published already.
 
     Args:
-        error: the error of the database.
         published: the messages that were handed to the publisher.
         session: the driver's connection that had claimed them.
     """
@@ -97,9 +96,7 @@ class Phases:
     """Claims, publishes and settles the batches of one publisher in the calling thread.
 
     Args:
-        dead_letters: the publisher of copies of failed messages.
         refusals: the messages that are not published for now.
-        failures: the log of messages that were not delivered.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
@@ -148,18 +145,15 @@ class Phases:
         """Report that the database has refused to settle published messages, and no longer delete processed ones."""
         # A limit of time, or a conflict, may pass; a foreign key to the message remains.
         keeps = not may_pass(error) and self.source.table.keep_processed()
-        reason = describe(error)
+        left = ", and processed messages are left to the purge from now on" if keeps else ""
         logger.warning(
-            "Publisher %r: the database refused to settle %s: %s%s.",
-            self.publisher.alias,
-            counted(len(published), "published message"),
-            reason,
-            ", and processed messages are left to the purge from now on" if keeps else "",
+            f"Publisher %(publisher)r: the database refused to settle {counted(len(published), 'published message')}: "
+            f"%(reason)s{left}.",
             event="relay.settlement_refused",
             publisher=self.publisher.alias,
             database=self.source.using,
             count=len(published),
-            reason=reason,
+            reason=describe(error),
         )
 
     def refuse(self, reasons: Mapping[int, str]) -> None:
@@ -167,12 +161,10 @@ class Phases:
         if not reasons:
             return
         self.refusals.add(reasons)
+        messages = f"{counted(len(reasons), 'message')} {'is' if len(reasons) == 1 else 'are'}"
         logger.error(
-            "Publisher %r: %s not published for a while, because the database refuses every change (%s): %s",
-            self.publisher.alias,
-            f"{counted(len(reasons), 'message')} {'is' if len(reasons) == 1 else 'are'}",
-            some_ids(reasons),
-            next(iter(reasons.values())),
+            f"Publisher %(publisher)r: {messages} not published for a while, because the database refuses every change "
+            f"({some_ids(reasons)}): %(reason)s",
             event="relay.messages_refused",
             publisher=self.publisher.alias,
             database=self.source.using,
@@ -186,7 +178,6 @@ class Batch:
     """The rows of a claim, until they are settled.
 
     Attributes:
-        rows: the claimed rows.
         messages: the messages to publish. Rows behind a held row of their key, or behind an unreadable one if failed
             messages block their key, go back as they were.
         published: the messages that were handed to the publisher.
@@ -256,15 +247,13 @@ class Batch:
 
     def leave_late(self, count: int) -> Decisions:
         """Publish no more, and leave that many messages, because the claim may end before the batch is settled."""
-        alias = self._phases.publisher.alias
         self._phases.source.rewind()
+        messages = f"{counted(count, 'message')} {'was' if count == 1 else 'were'}"
         logger.warning(
-            "Publisher %r: %s not published, because more than half of CLAIM_TIMEOUT has passed since the claim began: "
-            "the process was stopped, or the database is too slow",
-            alias,
-            f"{counted(count, 'message')} {'was' if count == 1 else 'were'}",
+            f"Publisher %(publisher)r: {messages} not published, because more than half of CLAIM_TIMEOUT has passed "
+            "since the claim began: the process was stopped, or the database is too slow",
             event="relay.batch_late",
-            publisher=alias,
+            publisher=self._phases.publisher.alias,
             count=count,
         )
         return Decisions.none(count)

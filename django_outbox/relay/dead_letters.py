@@ -37,11 +37,9 @@ def copy_failed(
         return set()
     if is_late:
         logger.error(
-            "The dead-letter publisher %r gets no copy of %s (%s), because more than half of CLAIM_TIMEOUT has passed "
+            f"The dead-letter publisher %(publisher)r gets no copy of {counted(len(failed), 'failed message')} "
+            f"({some_ids(message.id for message, _ in failed)}), because more than half of CLAIM_TIMEOUT has passed "
             "since the claim began",
-            dead_letters.alias,
-            counted(len(failed), "failed message"),
-            some_ids(message.id for message, _ in failed),
             event="relay.dead_letters_lost",
             publisher=dead_letters.alias,
             count=len(failed),

@@ -241,7 +241,6 @@ class RelayState:
         refusals: the messages of each publisher that are not published for now.
         slow_handlers: the handlers that take long, of all schemas.
         schema: the tenant's schema, if the relay serves several.
-        failures: the log of messages that were not delivered.
     """
 
     service: ServiceState

@@ -88,10 +88,9 @@ class DatabaseCalls:
                     call.link.close()
                     call.link = None
                     logger.warning(
-                        "A call to the database %r has taken longer than CLAIM_TIMEOUT = %s: this process was stopped, "
-                        "or the database does not respond. The connection is closed.",
-                        call.using,
-                        duration(call.max_seconds),
+                        "A call to the database %(database)r has taken longer than CLAIM_TIMEOUT = "
+                        f"{duration(call.max_seconds)}: this process was stopped, or the database does not respond. "
+                        "The connection is closed.",
                         event="relay.database_hangs",
                         database=call.using,
                         seconds=call.max_seconds,

@@ -25,7 +25,7 @@ from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put, row
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
 from tests.support.spawning import process, receive
 from tests.support.waiting import eventually
 
@@ -100,8 +100,7 @@ def test_other_keys_go_on_in_the_same_relay(using: str):
         assert payload or end.wait(60)
 
     put(9, using, keys=3)
-    with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
-        start()
+    with running_relay(using=using, poll_interval=0.05, workers=2, limits=QUICK):
         eventually(lambda: len(calls) == 7)
         assert not {3, 6} & set(calls), "later messages of the key were handled before the first"
         end.set()
@@ -271,8 +270,7 @@ def test_an_earlier_message_of_the_key_that_is_requeued_is_put_off_until_the_one
     rows = OutboxMessage.objects.using(using)
     first, _ = put(2, using, key="k")
     assert rows.filter(pk=first).cancel() == 1
-    with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
-        start()
+    with running_relay(using=using, poll_interval=0.05, workers=2, limits=QUICK):
         eventually(lambda: leases(using))
         assert rows.failed().requeue() == 1
         eventually(lambda: rows.filter(pk=first, available_at__gt=DatabaseNow()).exists(), "it is put off")
@@ -292,8 +290,7 @@ def test_a_message_in_hand_is_left_out_by_operators(using: str, admin_user: Any,
 
     monkeypatch.setattr("django.db.router.db_for_write", lambda *_, **__: using)
     ids = put(1, using) + put(1, using, key="k")
-    with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
-        start()
+    with running_relay(using=using, poll_interval=0.05, workers=2, limits=QUICK):
         eventually(lambda: len(calls) == 2)
         assert apply(HOLD, ids, None).changed == 0
         end.set()

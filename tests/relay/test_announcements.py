@@ -24,7 +24,7 @@ from tests.support.messages import Clock, put
 from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import broker_url
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -44,8 +44,7 @@ def lines(log: pytest.LogCaptureFixture, part: str) -> list[str]:
 
 
 def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(using: str, log: Any, scripted: Script):
-    with relays_in_threads(using=using, workers=2, poll_interval=0.05, limits=TALKATIVE) as start:
-        start()
+    with running_relay(using=using, workers=2, poll_interval=0.05, limits=TALKATIVE):
         put(3, using)
         eventually(lambda: len(scripted.published()) == 3)
         eventually(lambda: lines(log, "In the last "))
@@ -84,8 +83,7 @@ def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_
 
     scripted.answer = answer
     put(1, using)
-    with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
-        relay = start()
+    with running_relay(using=using, poll_interval=0.05, workers=2, limits=QUICK) as relay:
         eventually(lambda: len(tried) > 5)
         (outage,) = relay.outages
         assert (outage.subject, outage.reason) == ("Publisher 'default'", "connection refused")
@@ -100,8 +98,7 @@ def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_
 def test_an_outage_is_repeated_at_intervals_while_it_lasts(using: str, log: Any, scripted: Script):
     scripted.answer = lambda message: unanswered("connection refused")
     put(1, using)
-    with relays_in_threads(using=using, poll_interval=0.05, limits=TALKATIVE) as start:
-        start()
+    with running_relay(using=using, poll_interval=0.05, limits=TALKATIVE):
         eventually(lambda: lines(log, "has been unavailable for"))
         eventually(lambda: lines(log, "default: publisher unavailable."))
     assert re.fullmatch(
@@ -114,8 +111,7 @@ def test_two_workers_report_an_outage_of_the_database_together(log: Any):
     with connections["postgresql"].cursor() as cursor:
         cursor.execute("SELECT current_database()")
         name = cursor.fetchone()[0]
-    with relays_in_threads(using="postgresql", poll_interval=0.02, workers=3, limits=QUICK) as start:
-        relay = start()
+    with running_relay(using="postgresql", poll_interval=0.02, workers=3, limits=QUICK) as relay:
         put(1, "postgresql")
         eventually(lambda: relay.tally.processed == 1)
         with connections["postgresql"].cursor() as cursor:
@@ -138,8 +134,7 @@ def test_pending_messages_of_a_publisher_that_is_not_in_the_settings_are_warned_
         put(2, using, publisher="old")
         put(2, using, publisher="older", keys=1)
         put(1, using)
-    with relays_in_threads(using=using, poll_interval=0.05) as start:
-        start()
+    with running_relay(using=using, poll_interval=0.05):
         eventually(lambda: len(lines(log, "is not in OUTBOX['PUBLISHERS']")) == 2)
     found = [re.findall(r"the publisher '(\w+)'", line) for line in lines(log, "is not in")]
     assert found == [["old"], ["older"]]
@@ -149,8 +144,7 @@ def test_the_start_shows_where_messages_go_without_passwords(log: Any):
     url = broker_url(port=free_port()).replace("guest:guest", "shop:s3cret")
     entry = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher"}
     outbox = {"PUBLISHERS": {"default": {**entry, "OPTIONS": {"url": url, "exchange": "orders"}}}}
-    with override_settings(OUTBOX=outbox), relays_in_threads(using="postgresql", limits=QUICK) as start:
-        start()
+    with override_settings(OUTBOX=outbox), running_relay(using="postgresql", limits=QUICK):
         eventually(lambda: lines(log, "is unavailable"))
     (begin,) = lines(log, " started on ")
     assert "publisher 'default' (RabbitMQ at amqp://127.0.0.1:" in begin
@@ -171,8 +165,7 @@ def test_a_publisher_that_cannot_describe_itself_does_not_keep_the_relay_from_st
         raise SystemExit(3)
 
     monkeypatch.setattr(ScriptedPublisher, "describe", describe)
-    with relays_in_threads(using="postgresql") as start:
-        start()
+    with running_relay(using="postgresql"):
         eventually(lambda: lines(log, "publisher 'default' (ScriptedPublisher)"))
 
 

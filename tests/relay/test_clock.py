@@ -21,7 +21,7 @@ from django_outbox.stores.clock import TOLERANCE, read_clock
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import relays_in_threads
+from tests.support.relay_threads import running_relay
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -71,8 +71,7 @@ def test_a_relay_delivers_what_was_due_before(using: str, scripted: Script):
     put(6, using, keys=2)
     report(using)
     set_clock_back(using)
-    with relays_in_threads(using=using, limits=Limits(report_pace=0.01)) as start:
-        start()
+    with running_relay(using=using, limits=Limits(report_pace=0.01)):
         eventually(lambda: len(scripted.batches) and not OutboxMessage.objects.using(using).pending().exists())
 
 

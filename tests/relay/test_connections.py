@@ -12,7 +12,7 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.relay import Limits, Relay
 from tests.conftest import ALIASES
 from tests.support.publishers import SCRIPTED
-from tests.support.relay_threads import relays_in_threads
+from tests.support.relay_threads import running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -65,14 +65,13 @@ def test_an_idle_relay_whose_connection_the_server_ends_goes_on_without_a_word(
     options(alias, **idle_limit)
     with (
         caplog.at_level(logging.WARNING),
-        relays_in_threads(
+        running_relay(
             # A connection that is idle for less than half a second is not looked at before it is used.
             using=alias,
             poll_interval=2,
             limits=Limits(first_idle_wait=2.0),
-        ) as start,
+        ) as relay,
     ):
-        relay = start()
         # Two publishers and a listener; then one that was ended, at least.
         eventually(lambda: len(connected) > 6)
         with transaction.atomic(using=alias):
@@ -100,8 +99,7 @@ class TestPool:
                 enqueue_many(messages, using="postgresql")
 
     def test_a_relay_takes_no_connection_from_a_pool(self, pool: Any):
-        with relays_in_threads(using="postgresql", workers=2) as start:
-            relay = start()
+        with running_relay(using="postgresql", workers=2) as relay:
             for round in (1, 2):
                 # The only connection of the pool is in use here.
                 self.put(10)

@@ -21,16 +21,12 @@ from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}, "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.02}}
-
-
-def answer(scripted: Script, script: Callable[[Message], Outcome]) -> None:
-    scripted.answer = script
 
 
 def accepted_by_key() -> dict[str, list[int]]:
@@ -84,7 +80,7 @@ def flaky(message: Message, tries: int) -> Outcome:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_each_key_arrives_in_order_through_retries_rejections_and_outages(using: str, workers: int, scripted: Script):
     put(300, using, keys=12)
-    answer(scripted, Recorder(flaky))
+    scripted.answer = Recorder(flaky)
     pending = OutboxMessage.objects.using(using).pending()
     with Relay(using=using, workers=workers, batch_size=40, limits=QUICK) as relay:
         while pending.exists():
@@ -99,13 +95,13 @@ def test_each_key_arrives_in_order_through_retries_rejections_and_outages(using:
 
 def test_a_failed_message_that_blocks_its_key_does_so_until_it_is_requeued(using: str, scripted: Script):
     put(6, using, keys=2)
-    answer(scripted, lambda message: rejected("never") if int(message.payload) == 2 else ACCEPTED)
+    scripted.answer = lambda message: rejected("never") if int(message.payload) == 2 else ACCEPTED
     messages = OutboxMessage.objects.using(using)
     with override_settings(OUTBOX={**OUTBOX, "FAILED_BLOCKS_KEY": True}):
         with Relay(using=using) as relay:
             relay.drain()
         assert sorted(messages.processed().values_list("payload", flat=True)) == [0, 1, 3, 5]
-        answer(scripted, lambda message: ACCEPTED)
+        scripted.answer = lambda message: ACCEPTED
         scripted.batches.clear()
         messages.requeue()
         with Relay(using=using) as relay:
@@ -191,9 +187,8 @@ def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, A
     put(100, "default", keys=100)
     away = threading.Event()
     away.set()
-    answer(scripted, lambda message: unanswered("the broker is away") if away.is_set() else ACCEPTED)
-    with relays_in_threads(poll_interval=0.05, workers=3, limits=QUICK) as start:
-        relay = start()
+    scripted.answer = lambda message: unanswered("the broker is away") if away.is_set() else ACCEPTED
+    with running_relay(poll_interval=0.05, workers=3, limits=QUICK) as relay:
         eventually(lambda: sum(change["state"] == "open" for change in changes) > 3)
         met = [len(batch) for batch in scripted.batches]
         away.clear()

@@ -25,7 +25,7 @@ from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill, statements_of_new_connections
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -231,8 +231,7 @@ def test_a_session_that_ends_before_messages_are_held_is_an_outage(
         return Outcome(OutcomeKind.UNANSWERED, "the network is down")
 
     scripted.answer = end_session_once
-    with relays_in_threads(using=using, poll_interval=0.05, limits=LIMITS) as start:
-        start()
+    with running_relay(using=using, poll_interval=0.05, limits=LIMITS):
         eventually(lambda: processed(using) == [created])
     assert "is unavailable" in caplog.text
     assert "crashed" not in caplog.text

@@ -24,7 +24,7 @@ from tests.conftest import ALIASES
 from tests.relay.test_unsettled import HANDLERS, LEASED, is_payload, refusal, refusing, restricted, run_sql, table
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -69,8 +69,7 @@ def require_others(using: str, *, seconds: float = 60) -> None:
 def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], count: int, scripted: Script):
     with handling({**publisher, "BATCH_SIZE": 10}) as calls:
         ids = put(count, using)
-        with refusing(using, f"OLD.id <= {ids[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
-            start()
+        with refusing(using, f"OLD.id <= {ids[-1]}"), running_relay(using=using, limits=QUICK):
             require_others(using)
             assert max([*calls.values(), *Counter(scripted.published()).values()], default=0) <= 3
             require_others(using)
@@ -79,8 +78,7 @@ def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any
 def test_keys_with_refused_messages_stop_no_other(using: str, publisher: dict[str, Any], scripted: Script):
     with handling({**publisher, "BATCH_SIZE": 10}) as calls:
         heads = [put(1, using, key=f"key-{number}")[0] for number in range(30)]
-        with refusing(using, f"OLD.id <= {heads[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
-            relay = start()
+        with refusing(using, f"OLD.id <= {heads[-1]}"), running_relay(using=using, limits=QUICK) as relay:
             eventually(lambda: relay._state.refusals["default"].ids == {*heads})
             later = [put(1, using, first=100, key=f"key-{number}")[0] for number in range(30)]
             require_others(using)
@@ -92,8 +90,7 @@ def test_keys_with_refused_messages_stop_no_other(using: str, publisher: dict[st
 def test_refused_rows_larger_than_a_batch_stop_no_other(using: str, publisher: dict[str, Any]):
     with handling(publisher, BATCH_BYTES=1_048_576):
         ids = put_large(6, using)
-        with refusing(using, f"OLD.id <= {ids[-1]}"), relays_in_threads(using=using, limits=QUICK) as start:
-            start()
+        with refusing(using, f"OLD.id <= {ids[-1]}"), running_relay(using=using, limits=QUICK):
             require_others(using)
             require_others(using)
 
@@ -102,8 +99,7 @@ def test_many_refused_rows_delay_no_other():
     with handling(LEASED):
         ids = put(300, "postgresql")
         refused = refusing("postgresql", f"OLD.id <= {ids[-1]}")
-        with refused, relays_in_threads(using="postgresql", limits=QUICK) as start:
-            start()
+        with refused, running_relay(using="postgresql", limits=QUICK):
             require_others("postgresql", seconds=60)
             require_others("postgresql", seconds=20)
 
@@ -131,8 +127,7 @@ def test_a_trigger_may_raise_any_code(publisher: dict[str, Any], change: str, co
     raising = triggering(f"RAISE EXCEPTION 'frozen by accounting' USING ERRCODE = '{code}'", condition)
     with handling({**publisher, "CLAIM_TIMEOUT": 5}) as calls:
         put(4, "postgresql")
-        with raising, relays_in_threads(using="postgresql", limits=QUICK) as start:
-            start()
+        with raising, running_relay(using="postgresql", limits=QUICK):
             require_others("postgresql")
             assert OutboxMessage.objects.using("postgresql").pending().count() == 1
     assert max(calls.values(), default=0) <= 3
@@ -166,8 +161,7 @@ def test_a_result_is_stored_for_as_long_as_the_lease_would_last(monkeypatch: pyt
     with handling({**LEASED, "CLAIM_TIMEOUT": 2}) as calls:
         put(1, "postgresql")
         monkeypatch.setattr(PostgreSQLStore, "settle", fail)
-        with relays_in_threads(using="postgresql", limits=QUICK) as start:
-            start()
+        with running_relay(using="postgresql", limits=QUICK):
             eventually(lambda: calls[0] > 1, seconds=15)
 
 
@@ -175,8 +169,7 @@ def test_a_change_that_is_skipped_without_an_error_counts_as_refused(publisher: 
     skipping = triggering("RETURN NULL", is_payload("postgresql", 1))
     with handling(publisher) as calls:
         put(4, "postgresql")
-        with skipping, relays_in_threads(using="postgresql", limits=QUICK) as start:
-            relay = start()
+        with skipping, running_relay(using="postgresql", limits=QUICK) as relay:
             require_others("postgresql")
             eventually(lambda: "skips changes" in refusal(relay))
             assert relay.tally.processed == 8
@@ -193,8 +186,7 @@ def test_a_change_that_sqlite_skips_counts_as_refused(publisher: dict[str, Any],
     try:
         with handling(publisher) as calls:
             put(4, "default")
-            with relays_in_threads(using="default", limits=QUICK) as start:
-                start()
+            with running_relay(using="default", limits=QUICK):
                 require_others("default")
     finally:
         run_sql("default", "DROP TRIGGER outbox_refuse")
@@ -206,8 +198,7 @@ def test_a_row_that_a_policy_hides_from_changes_stops_no_other(publisher: dict[s
     with handling(publisher) as calls:
         put(4, "postgresql")
         keyed = put(6, "postgresql", keys=2)
-        with hidden, relays_in_threads(using="postgresql", limits=QUICK) as start:
-            start()
+        with hidden, running_relay(using="postgresql", limits=QUICK):
             require_others("postgresql")
             messages = OutboxMessage.objects.using("postgresql").processed()
             eventually(lambda: messages.filter(id__in=keyed[::2]).count() == 3)
@@ -223,8 +214,7 @@ def test_a_retry_that_cannot_be_stored_stops_no_other(using: str, skipped: bool,
     frozen = triggering("RETURN NULL", retried) if skipped else refusing(using, retried)
     with handling({**publisher, "CLAIM_TIMEOUT": 5}, failing=1) as calls:
         put(4, using)
-        with frozen, relays_in_threads(using=using, limits=QUICK) as start:
-            start()
+        with frozen, running_relay(using=using, limits=QUICK):
             require_others(using)
             require_others(using)
     assert max(calls.values(), default=0) <= 3
@@ -264,7 +254,6 @@ def test_a_refused_message_is_published_again_after_longer_and_longer_waits():
 def test_many_refused_messages_are_an_outage(scripted: Script, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(state, "MANY_REFUSED", 5)
     put(10, "postgresql")
-    with refusing("postgresql", "true"), relays_in_threads(using="postgresql", limits=QUICK) as start:
-        relay = start()
+    with refusing("postgresql", "true"), running_relay(using="postgresql", limits=QUICK) as relay:
         outage = eventually(lambda: relay._state.breakers.find_outage("default"))
         assert "many messages, such as" in outage.reason

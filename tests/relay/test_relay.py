@@ -45,10 +45,6 @@ def statuses(using: str = "default") -> dict[Status, int]:
     return counts
 
 
-def answer(scripted: Script, script: Callable[[Message], Any]) -> None:
-    scripted.answer = script
-
-
 @pytest.fixture
 def running() -> Iterator[Callable[..., Relay]]:
     """Start relays in threads of their own, and stop them at the end."""
@@ -84,7 +80,7 @@ def test_drain_with_workers_delivers_each_message_once(using: str, scripted: Scr
 def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     put(5, using)
     outcomes = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
-    answer(scripted, lambda message: outcomes[int(message.payload)])
+    scripted.answer = lambda message: outcomes[int(message.payload)]
     with Relay(using=using, limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="connection lost"):
         relay.deliver_once()
     rows = {message.payload: message for message in OutboxMessage.objects.using(using)}
@@ -103,7 +99,7 @@ def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
 
 def test_an_outage_uses_up_no_attempts_and_a_drain_gives_up(using: str, scripted: Script):
     put(3, using)
-    answer(scripted, lambda message: unanswered("the broker is away"))
+    scripted.answer = lambda message: unanswered("the broker is away")
     with (
         Relay(using=using, limits=QUICK) as relay,
         pytest.raises(RelayUnavailable, match=r"'default' .*: the broker is away"),
@@ -121,7 +117,7 @@ def test_a_drain_that_makes_progress_survives_any_number_of_outages(scripted: Sc
         first = scripted.batches[-1][0]
         return ACCEPTED if message.id == first.id else unanswered("the connection was lost")
 
-    answer(scripted, one_a_batch)
+    scripted.answer = one_a_batch
     with Relay(limits=QUICK) as relay:
         assert relay.drain().processed == 2 * QUICK.drain_patience
 
@@ -136,7 +132,7 @@ def test_only_the_named_publishers_are_served():
 
 def test_zero_retention_deletes_at_once(using: str, scripted: Script):
     put(5, using)
-    answer(scripted, lambda message: rejected("no") if message.payload == b"4" else ACCEPTED)
+    scripted.answer = lambda message: rejected("no") if message.payload == b"4" else ACCEPTED
     outbox = {"PUBLISHERS": {"default": SCRIPTED}, "RETENTION": timedelta(0)}
     with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
         assert relay.drain().processed == 4
@@ -187,7 +183,7 @@ def test_stop_lets_the_current_batch_finish(running: Callable[..., Relay], scrip
         assert go_on.wait(60)
         return ACCEPTED
 
-    answer(scripted, wait)
+    scripted.answer = wait
     put(2)
     relay = running(batch_size=1)
     assert inside.wait(60)
@@ -223,7 +219,7 @@ def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.DEBUG, "django_outbox")
     with transaction.atomic():
         message = enqueue("t", {"secret": "hunter2"})
-    answer(scripted, lambda message: rejected("unroutable"))
+    scripted.answer = lambda message: rejected("unroutable")
     with Relay() as relay:
         relay.drain()
     assert f"1 message failed (id {message.id})" in caplog.text

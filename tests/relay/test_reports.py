@@ -26,7 +26,7 @@ from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import relays_in_threads
+from tests.support.relay_threads import relays_in_threads, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -56,8 +56,7 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, s
     put(10, using)
     put(3, using, publisher="audit")
     reports = Heartbeat.objects.using(using)
-    with relays_in_threads(using=using, workers=2, limits=OFTEN) as start:
-        start()
+    with running_relay(using=using, workers=2, limits=OFTEN):
         eventually(lambda: reports.filter(pk=NAME, processed=7, failed=6).exists())
         report = reports.get()
         assert (report.mode, report.workers, report.stopped_at) == ("run", 2, None)
@@ -73,8 +72,7 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, s
 def test_a_relay_signs_off_before_its_listener_has_noticed_that_it_stops():
     """`runserver` kills its process 0.25 seconds after Ctrl-C."""
     reports = Heartbeat.objects.using("postgresql")
-    with relays_in_threads(using="postgresql", limits=replace(OFTEN, listen_time=8.0)) as start:
-        relay = start()
+    with running_relay(using="postgresql", limits=replace(OFTEN, listen_time=8.0)) as relay:
         put(1, "postgresql")
         eventually(lambda: relay.tally.processed == 1)
         relay.stop()
@@ -144,8 +142,7 @@ def test_a_relay_leaves_the_report_of_another_one_with_its_host_name_and_process
     other = Heartbeat.objects.using(using).create(relay=f"{socket.gethostname()}:{os.getpid()}:other", **given)
     put(3, using)
     reports = Heartbeat.objects.using(using)
-    with relays_in_threads(using=using, limits=OFTEN) as start:
-        start()
+    with running_relay(using=using, limits=OFTEN):
         eventually(lambda: reports.filter(pk=NAME, processed=3).exists())
         # The other one dies while this one runs.
         reports.filter(pk=other.pk).update(seen_at=reports.get(pk=NAME).started_at + datetime.timedelta(microseconds=1))
@@ -188,8 +185,7 @@ def test_a_relay_that_may_not_report_delivers_and_logs_it_once(using: str, caplo
     with connections[using].cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table} RENAME TO {hidden}")
     try:
-        with caplog.at_level(logging.WARNING, "django_outbox"), relays_in_threads(using=using, limits=OFTEN) as start:
-            start()
+        with caplog.at_level(logging.WARNING, "django_outbox"), running_relay(using=using, limits=OFTEN):
             eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
             eventually(lambda: "report could not be written" in caplog.text)
             put(5, using)
@@ -207,8 +203,7 @@ def test_a_worker_that_crashes_is_reported_with_its_reason(using: str, monkeypat
 
     monkeypatch.setattr(Delivery, "run", crash)
     limits = replace(OFTEN, restart_wait=Backoff(delay=0.1, max_delay=1.0))
-    with relays_in_threads(using=using, publishers=["default"], limits=limits) as start:
-        start()
+    with running_relay(using=using, publishers=["default"], limits=limits):
         eventually(lambda: read_status(using).publishers[0].crashes >= 3)
         status = read_status(using)
         assert (status.publishers[0].breaker, status.publishers[0].outage) == ("crashed", "RuntimeError: no idea")
@@ -228,8 +223,7 @@ def test_crashes_of_several_workers_do_not_add_up(using: str, monkeypatch: pytes
     monkeypatch.setattr(Delivery, "run", crash_once)
     # A crash is remembered for twice the longest wait.
     limits = replace(OFTEN, restart_wait=Backoff(delay=0.1, max_delay=60.0))
-    with relays_in_threads(using=using, publishers=["default"], workers=3, limits=limits) as start:
-        relay = start()
+    with running_relay(using=using, publishers=["default"], workers=3, limits=limits) as relay:
         eventually(lambda: len(crashed) == 3 and read_status(using).publishers[0].crashes)
         put(1, using)
         eventually(lambda: relay.tally.processed == 1)
@@ -245,8 +239,7 @@ def test_an_outage_is_reported_with_its_reason_and_its_beginning(using: str, set
     backend = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
     settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": {"url": url}}}}
     put(1, using)
-    with relays_in_threads(using=using, limits=OFTEN) as start:
-        start()
+    with running_relay(using=using, limits=OFTEN):
         eventually(lambda: Heartbeat.objects.using(using).exclude(publishers__default__reason="").exists())
         eventually(lambda: read_status(using).publishers[0].outage)
         (publisher,) = read_status(using).publishers

@@ -26,7 +26,7 @@ from tests.relay.test_unsettled import HANDLERS, run_sql
 from tests.support.databases import another_alias
 from tests.support.messages import ago, put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import relays_in_threads
+from tests.support.relay_threads import running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -142,8 +142,7 @@ def test_limits_that_are_shorter_than_a_batch_repeat_nothing(
             time.sleep(pause)
 
         ids = put(2, locking)
-        with slow(locking, "UPDATE"), limited(locking), relays_in_threads(using=locking) as start:
-            relay = start()
+        with slow(locking, "UPDATE"), limited(locking), running_relay(using=locking) as relay:
             eventually(lambda: relay.tally.processed == 2, seconds=20)
             if source == "table":
                 # Longer than idle sessions last.
@@ -168,8 +167,7 @@ def test_a_limit_of_transactions_alone_repeats_nothing(source: str, scripted: Sc
     scripted.answer = answer
     with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": source}}}):
         ids = put(2, "postgresql")
-        with limited("postgresql", "transaction_timeout"), relays_in_threads(using="postgresql") as start:
-            relay = start()
+        with limited("postgresql", "transaction_timeout"), running_relay(using="postgresql") as relay:
             eventually(lambda: relay.tally.processed == 2, seconds=20)
     assert scripted.published() == ids
 
@@ -190,8 +188,7 @@ def test_a_lock_that_delays_a_settlement_repeats_nothing(scripted: Script):
         other.inc_thread_sharing()
         other.set_autocommit(False)
         ids = put(2, using)
-        with limited(using), relays_in_threads(using=using) as start:
-            relay = start()
+        with limited(using), running_relay(using=using) as relay:
             assert is_locked.wait(20)
             time.sleep(0.6)
             other.rollback()

@@ -17,7 +17,7 @@ from tests.support.messages import put
 from tests.support.proxies import Proxy
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import broker_url
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -114,8 +114,7 @@ def test_nothing_is_published_in_a_session_that_can_only_read(scripted: Script):
 def test_an_idle_relay_notices_that_an_outage_is_over(using: str, monkeypatch: pytest.MonkeyPatch):
     reasons = ["cannot connect", ""]
     monkeypatch.setattr(ScriptedPublisher, "prepare", lambda _: reasons[0])
-    with relays_in_threads(using=using, poll_interval=0.05) as start:
-        relay = start()
+    with running_relay(using=using, poll_interval=0.05) as relay:
         eventually(lambda: [outage.reason for outage in relay.outages] == ["cannot connect"])
         del reasons[0]
         eventually(lambda: relay.outages == [])

@@ -25,7 +25,7 @@ from tests.conftest import ALIASES, LOCKING
 from tests.support.links import linked_by_sql
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -162,15 +162,13 @@ def test_a_session_that_ends_during_each_batch_is_a_state(
     with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
         put(1, locking)
         an_hour = Limits(report_pace=0.05, unsettled_wait=Backoff(delay=3600.0, max_delay=3600.0))
-        with relays_in_threads(using=locking, workers=2, limits=an_hour) as start:
-            start()
+        with running_relay(using=locking, workers=2, limits=an_hour):
             eventually(lambda: finding().code == "unavailable")
             assert "could not be settled" in finding().values["reason"]
             # Each worker may have begun before the others have noticed.
             assert 2 <= len(scripted.batches) <= 3
         scripted.answer = lambda message: ACCEPTED
-        with relays_in_threads(using=locking, workers=2, limits=Limits(report_pace=0.05)) as start:
-            start()
+        with running_relay(using=locking, workers=2, limits=Limits(report_pace=0.05)):
             eventually(lambda: not OutboxMessage.objects.using(locking).due().exists())
             eventually(lambda: finding().code != "unavailable")
     assert caplog.text.count("could not be settled") == 1
@@ -187,8 +185,7 @@ def test_a_server_that_restarts_once_costs_no_wait(locking: str, scripted: Scrip
 
     scripted.answer = answer
     put(3, locking)
-    with relays_in_threads(using=locking, limits=QUICK) as start:
-        relay = start()
+    with running_relay(using=locking, limits=QUICK) as relay:
         eventually(lambda: relay.tally.processed == 3)
         assert max(counted(scripted).values()) == 2
         assert relay._state.breakers.find_outage("default") is None
@@ -218,8 +215,7 @@ def test_a_foreign_key_to_messages_that_are_to_be_deleted_stops_no_delivery(
         def note(payload: int, message: Message) -> None: ...
 
         ids = put(6, using)
-        with linked_by_sql(using, ids[2:4]), relays_in_threads(using=using, limits=QUICK) as start:
-            relay = start()
+        with linked_by_sql(using, ids[2:4]), running_relay(using=using, limits=QUICK) as relay:
             eventually(lambda: relay.tally.processed == 6, seconds=12)
             more = put(2, using)
             eventually(lambda: relay.tally.processed == 8, seconds=12)
@@ -250,8 +246,7 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
     with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}}), registry.scratch():
         handler("t")(lambda payload, message: None)
         ids, keyed = put(6, using), put(3, using, key="k", first=1)
-        with refusing(using, condition), relays_in_threads(using=using, limits=QUICK) as start:
-            relay = start()
+        with refusing(using, condition), running_relay(using=using, limits=QUICK) as relay:
             # SQLite refuses the lease of the keyed ones together, before the first one is published.
             require([*ids[:2], *ids[3:], *(keyed[:1] if using != "default" else []), *put(3, using, first=10)])
             if refused == "processed":
@@ -308,8 +303,7 @@ def test_a_row_that_cannot_be_leased_stops_no_other(using: str, refused: str):
             "policy": restricted(using),
             "constraint": constrained(using),
         }[refused]
-        with forbidden, relays_in_threads(using=using, limits=replace(QUICK, report_pace=0.05)) as start:
-            start()
+        with forbidden, running_relay(using=using, limits=replace(QUICK, report_pace=0.05)):
             messages = OutboxMessage.objects.using(using)
             others = [*ids[:2], *ids[3:], keyed[0]]
             eventually(lambda: messages.processed().filter(id__in=others).count() == len(others))
@@ -326,8 +320,7 @@ def test_a_handled_message_that_cannot_be_settled_is_not_repeated_and_stops_no_o
         ids = put(6, using)
         condition = f"{is_payload(using, 2)} AND {settled}"
         limits = replace(QUICK, report_pace=0.05)
-        with refusing(using, condition), relays_in_threads(using=using, limits=limits) as start:
-            start()
+        with refusing(using, condition), running_relay(using=using, limits=limits):
             messages = OutboxMessage.objects.using(using)
             eventually(lambda: messages.processed().filter(id__in=[*ids[:2], *ids[3:]]).count() == 5)
             late = put(3, using, first=20)
@@ -351,8 +344,7 @@ def test_an_error_that_passes_does_not_end_the_deletion_of_processed_messages(
     monkeypatch.setattr(type(get_store(connections[locking])), "settle", refuse_once)
     with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "RETENTION": datetime.timedelta(0)}):
         put(3, locking)
-        with relays_in_threads(using=locking, limits=QUICK) as start:
-            relay = start()
+        with running_relay(using=locking, limits=QUICK) as relay:
             eventually(lambda: relay.tally.processed == 3)
         assert not rows(locking)
 

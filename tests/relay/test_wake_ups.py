@@ -28,7 +28,7 @@ from tests.conftest import ALIASES
 from tests.support.messages import Clock, write
 from tests.support.pgbouncer import behind_pgbouncer
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -198,8 +198,7 @@ class TestListening:
         scripted.answer = answer
         write(using, key="a")
         limits = replace(QUICK, first_idle_wait=3600.0)
-        with relays_in_threads(using=using, poll_interval=3600, limits=limits) as start:
-            relay = start()
+        with running_relay(using=using, poll_interval=3600, limits=limits) as relay:
             eventually(lambda: relay.tally.processed == 1)
             # A claim at once would find the second message by then.
             time.sleep(0.3)
@@ -267,9 +266,8 @@ class TestPgBouncer:
         limits = replace(QUICK, listen_time=0.05)
         with (
             caplog.at_level(logging.INFO, logger="django_outbox"),
-            relays_in_threads(using="postgresql", poll_interval=0.05, limits=limits) as start,
+            running_relay(using="postgresql", poll_interval=0.05, limits=limits) as relay,
         ):
-            relay = start()
             eventually(lambda: "no notifications reach the relay" in caplog.text)
             for _ in range(5):
                 write("postgresql")

@@ -18,7 +18,7 @@ from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
 from tests.support.proxies import Proxies, Proxy
 from tests.support.publishers import SCRIPTED
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -54,9 +54,8 @@ def test_a_database_that_hangs_is_reported_and_given_up(
     caplog.set_level(logging.INFO, "django_outbox")
     with (
         override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "CLAIM_TIMEOUT": 2, "NOTIFY": False}),
-        relays_in_threads(using=using, poll_interval=0.05, limits=limits) as start,
+        running_relay(using=using, poll_interval=0.05, limits=limits) as relay,
     ):
-        relay = start()
         put(1, using)
         eventually(lambda: OutboxMessage.objects.using(using).processed().count() == 1)
         proxy.go_silent()

@@ -38,7 +38,7 @@ from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.monitoring_fixtures"]
@@ -856,9 +856,8 @@ def test_the_source_changes_again_and_again_while_messages_are_written(scripted:
             publishers = {"default": {**SCRIPTED, "SOURCE": source}}
             with (
                 override_settings(OUTBOX={"PUBLISHERS": publishers}),
-                relays_in_threads(using=LOG, workers=2, limits=QUICK) as start,
+                running_relay(using=LOG, workers=2, limits=QUICK),
             ):
-                start()
                 before = len(scripted.published())
                 eventually(partial(has_passed, scripted, before + 50))
                 if source == "log":
@@ -882,8 +881,7 @@ def test_handlers_get_each_message_of_the_log_once():
     publishers = {"default": {**HANDLERS, "SOURCE": "log"}}
     with override_settings(OUTBOX={"PUBLISHERS": publishers}), registry.scratch():
         handler("t")(lambda payload, message: handled.append(payload))
-        with relays_in_threads(using=LOG, workers=2, limits=QUICK) as start:
-            start()
+        with running_relay(using=LOG, workers=2, limits=QUICK):
             eventually(lambda: execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn IS NOT NULL"))
             for first in range(0, 20, 4):
                 put(4, LOG, keys=2, first=first)

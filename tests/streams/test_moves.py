@@ -22,7 +22,7 @@ from tests.streams.conftest import publish
 from tests.streams.test_servers import Server, find_postgres
 from tests.support.children import Nursery
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -76,8 +76,7 @@ class Move:
             copied: number of positions that the relay reports as copied from another server.
         """
         self._log.clear()
-        with relays_in_threads(using=server.alias, publishers=SOURCES, limits=QUICK) as start:
-            start()
+        with running_relay(using=server.alias, publishers=SOURCES, limits=QUICK):
             self._expect()
             if follows:
                 eventually(lambda: "relay.log_read" in self.events, "the log is read")
@@ -225,8 +224,7 @@ def test_logical_replication(move: Move, sequence: str):
     move.deliver(move.old)
     move.write(move.old, 3)
     wait_for_subscription(move.old, move.new)
-    with relays_in_threads(using=move.new.alias, publishers=["snapshot"], limits=QUICK) as start:
-        start()
+    with running_relay(using=move.new.alias, publishers=["snapshot"], limits=QUICK):
         eventually(lambda: "DROP SUBSCRIPTION moved" in move._log.text, "the relay refuses")
     assert PostgreSQLStore(connections[move.new.alias]).find_values_behind(), "a check reports it"
     if sequence == "replicated":

@@ -25,7 +25,7 @@ from tests.streams.test_log import assert_delivered_once_in_order
 from tests.support.messages import put
 from tests.support.pgbouncer import pgbouncer
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("scripted")
@@ -375,8 +375,7 @@ def test_nothing_is_lost_or_reordered_if_it_is_removed_while_a_relay_reads_the_l
         eventually(lambda: len(scripted.published()) >= wanted)
 
     limits = replace(QUICK, log_open_interval=0.1)
-    with relays_in_threads(using=LOG, workers=2, limits=limits) as start:
-        start()
+    with running_relay(using=LOG, workers=2, limits=limits):
         eventually(reads_log)
         with writing(ids):
             for _ in range(3):

@@ -32,7 +32,7 @@ from tests.streams.conftest import LOG
 from tests.streams.sources import PG, new_source
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -73,9 +73,8 @@ def test_a_row_that_cannot_leave_its_stream_stops_no_other(
     ids, keyed = put(6, PG), put(6, PG, keys=2, first=1)
     with (
         refusing(PG, f"OLD.payload = {BAD}"),
-        relays_in_threads(using=PG, workers=workers, limits=replace(QUICK, report_pace=0.05)) as start,
+        running_relay(using=PG, workers=workers, limits=replace(QUICK, report_pace=0.05)),
     ):
-        start()
         require([*ids[:2], *ids[3:], *keyed[::2]])
         for _ in range(3):
             require(put(4, PG, first=10))
@@ -96,8 +95,7 @@ def test_a_row_that_cannot_leave_its_stream_stops_no_other(
 def test_a_delayed_message_does_not_wait_for_a_refused_one_without_a_key(scripted: Script):
     scripted.answer = refuse_bad
     ids = put(6, PG)
-    with refusing(PG, f"OLD.payload = {BAD}"), relays_in_threads(using=PG, limits=QUICK) as start:
-        start()
+    with refusing(PG, f"OLD.payload = {BAD}"), running_relay(using=PG, limits=QUICK):
         require([*ids[:2], *ids[3:]])
         for _ in range(2):
             with transaction.atomic(using=PG):
@@ -108,8 +106,7 @@ def test_a_delayed_message_does_not_wait_for_a_refused_one_without_a_key(scripte
 def test_a_delayed_message_does_not_wait_for_a_refused_one_with_another_key(scripted: Script):
     scripted.answer = refuse_bad
     bad = put(1, PG, key="bad", first=2)
-    with refusing(PG, f"OLD.payload = {BAD}"), relays_in_threads(using=PG, limits=QUICK) as start:
-        start()
+    with refusing(PG, f"OLD.payload = {BAD}"), running_relay(using=PG, limits=QUICK):
         require(put(2, PG, key="k", first=10))
         with transaction.atomic(using=PG):
             delayed = [enqueue("t", 10, key=key, delay=0.1, using=PG).id for key in ("k", "bad", "l")]
@@ -178,8 +175,7 @@ def test_a_refused_row_is_not_passed_when_its_wait_is_over(
     scripted.answer = refuse_bad
     messages = OutboxMessage.objects.using(LOG)
     limits = replace(QUICK, refused_wait=Backoff(delay=0.5))
-    with streaming(SCRIPTED, source), relays_in_threads(using=LOG, limits=limits) as start:
-        relay = start()
+    with streaming(SCRIPTED, source), running_relay(using=LOG, limits=limits) as relay:
         put(1, LOG, first=10)
         eventually(lambda: relay.tally.processed == 1)
         eventually(lambda: source == "snapshot" or "are read from PostgreSQL" in caplog.text)
@@ -198,8 +194,7 @@ def test_a_message_of_a_paused_type_that_cannot_be_held_stops_no_other(scripted:
         held = enqueue("paused", 2, using=PG).id
     ids = put(4, PG, first=10)
     pause("default", "paused", using=PG)
-    with refusing(PG, f"OLD.payload = {BAD}"), relays_in_threads(using=PG, limits=QUICK) as start:
-        start()
+    with refusing(PG, f"OLD.payload = {BAD}"), running_relay(using=PG, limits=QUICK):
         require(ids)
         require(put(4, PG, first=20))
         assert pending() == [held]
@@ -213,9 +208,8 @@ def test_several_refused_rows_stop_no_other(count: int, scripted: Script):
     with (
         streaming(SCRIPTED, BATCH_SIZE=5),
         refusing(PG, f"OLD.id <= {ids[-1]}"),
-        relays_in_threads(using=PG, limits=QUICK) as start,
+        running_relay(using=PG, limits=QUICK),
     ):
-        start()
         for _ in range(3):
             require(put(7, PG, first=20))
     assert max(Counter(scripted.published()).values()) <= 2
@@ -227,9 +221,8 @@ def test_more_refused_rows_than_a_listing_reads_stop_no_other(scripted: Script):
     ids += put(12, PG)
     with (
         refusing(PG, f"OLD.id BETWEEN {ids[3]} AND {ids[8]}"),
-        relays_in_threads(using=PG, limits=replace(QUICK, listed=4)) as start,
+        running_relay(using=PG, limits=replace(QUICK, listed=4)),
     ):
-        start()
         require([*ids[:3], *ids[9:]])
         for _ in range(3):
             require(put(7, PG, first=20))
@@ -241,9 +234,8 @@ def test_a_row_that_may_leave_its_stream_but_not_fail_stops_no_other(scripted: S
     ids = put(6, PG)
     with (
         refusing(PG, f"OLD.payload = {BAD} AND {SETTLED}"),
-        relays_in_threads(using=PG, limits=QUICK) as start,
+        running_relay(using=PG, limits=QUICK),
     ):
-        start()
         require([*ids[:2], *ids[3:]])
         require(put(4, PG, first=10))
         assert pending() == [ids[2]]
@@ -258,8 +250,7 @@ def skipping() -> AbstractContextManager[None]:
 def test_a_policy_and_a_trigger_that_skips_changes_lose_no_message(refusal: Any, scripted: Script):
     scripted.answer = refuse_bad
     ids = put(6, PG)
-    with refusal(), relays_in_threads(using=PG, limits=QUICK) as start:
-        start()
+    with refusal(), running_relay(using=PG, limits=QUICK):
         require([*ids[:2], *ids[3:]])
         require(put(4, PG, first=10))
         assert pending() == [ids[2]]
@@ -328,8 +319,7 @@ def test_a_handled_row_that_cannot_leave_its_stream_stops_no_other(transactional
                 raise ValueError(payload)
 
         ids = put(6, PG)
-        with refusing(PG, f"OLD.payload = {BAD}"), relays_in_threads(using=PG, limits=QUICK) as start:
-            start()
+        with refusing(PG, f"OLD.payload = {BAD}"), running_relay(using=PG, limits=QUICK):
             require([*ids[:2], *ids[3:]])
             require(put(4, PG, first=10))
             assert pending() == [ids[2]]
@@ -340,8 +330,7 @@ def test_a_handled_row_that_cannot_leave_its_stream_stops_no_other(transactional
 def test_a_position_that_cannot_move_is_an_outage_and_no_endless_repetition(body: str, scripted: Script):
     an_hour = replace(QUICK, unsettled_wait=Backoff(delay=3600.0, max_delay=3600.0))
     put(1, PG)
-    with relays_in_threads(using=PG, limits=an_hour) as start:
-        relay = start()
+    with running_relay(using=PG, limits=an_hour) as relay:
         eventually(lambda: relay.tally.processed == 1)
         with triggering(body, "true", using=PG, name=StreamPosition._meta.db_table):
             ids = put(1, PG)

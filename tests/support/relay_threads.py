@@ -46,3 +46,10 @@ def relays_in_threads(**defaults: Any) -> Iterator[Callable[..., Relay]]:
             thread.join(STOP_PATIENCE)
             assert not thread.is_alive(), "the relay did not stop"
             relay.close()
+
+
+@contextmanager
+def running_relay(**arguments: Any) -> Iterator[Relay]:
+    """Run one relay in a thread until the end of the block."""
+    with relays_in_threads(**arguments) as start:
+        yield start()

@@ -163,12 +163,8 @@ class _Isolation:
             self._logged_classes.add(kind)
             first, last = self._messages[part[0]].id, self._messages[part[-1]].id
             logger.error(
-                "Publisher %r raised an exception for %s (ids %d to %d); publishing in parts to isolate the cause: %s",
-                self._publisher_alias,
-                counted(len(part), "message"),
-                first,
-                last,
-                _describe(error),
+                f"Publisher %(publisher)r raised an exception for {counted(len(part), 'message')} (ids {first} to "
+                f"{last}); publishing in parts to isolate the cause: %(reason)s",
                 exc_info=None if isinstance(error, BatchRefused) else error,
                 event="relay.publisher_raised",
                 publisher=self._publisher_alias,
