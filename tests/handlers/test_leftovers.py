@@ -189,19 +189,16 @@ def refuse(payload: Any, message: Message) -> None:
     raise KeyError(payload)
 
 
-@pytest.mark.parametrize("make", ASYNC.values(), ids=ASYNC)
-def test_a_fallback_that_is_to_be_awaited_runs(using: str, make: Callable[[str], Function]):
+def test_a_fallback_that_is_to_be_awaited_runs(using: str):
     made = handler("t", name="work")(refuse)
-    function = make(using)
-    made.fallback(lambda payload, message, error: function(payload, message))
+    made.fallback(lambda payload, message, error: work(using, payload, message))
     put(1, using)
     drain_all(using)
     assert (states(using), effects(using)) == ([Status.PROCESSED], ["0"])
 
 
-@pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
-def test_a_fallback_that_returns_a_generator_fails(using: str, make: Callable[[str], Function]):
-    handler("t", name="work")(refuse).fallback(make(using))
+def test_a_fallback_that_returns_a_generator_fails(using: str):
+    handler("t", name="work")(refuse).fallback(generate(using))
     (id,) = put(1, using)
     drain_all(using)
     message = row(using, id)

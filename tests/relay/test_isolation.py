@@ -72,19 +72,6 @@ def culprits_of(outcomes: Sequence[Outcome]) -> set[int]:
     }
 
 
-def test_a_batch_that_does_not_raise_is_published_once():
-    messages = numbered(5)
-    expected = [ACCEPTED, rejected("a"), retry_later("b"), ACCEPTED, ACCEPTED]
-    batches = []
-
-    def publish(batch: Sequence[Message]) -> Sequence[Outcome]:
-        batches.append(batch)
-        return expected
-
-    assert isolate(publish, messages) == expected
-    assert batches == [messages]
-
-
 def test_a_message_that_raises_is_deferred_with_the_exception():
     outcomes = isolate(Receiver({7}).publish, numbered(10))
     assert kinds(outcomes) == [OutcomeKind.ACCEPTED] * 7 + [OutcomeKind.DEFERRED] + [OutcomeKind.ACCEPTED] * 2
@@ -152,23 +139,6 @@ def test_an_outage_during_the_search_ends_it_and_clears_the_latest_suspects():
     outcomes = isolate(publish, numbered(8))
     assert outcomes == [unanswered("gone")] * 4 + [ACCEPTED] * 4
     assert receiver.batches[-2:] == [[0], [1]]
-
-
-def test_unanswered_messages_are_not_published_again():
-    batches = []
-
-    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
-        batches.append(messages)
-        return [ACCEPTED, unanswered("gone"), ACCEPTED]
-
-    outcomes = isolate(publish, numbered(3))
-    assert kinds(outcomes) == [OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED, OutcomeKind.ACCEPTED]
-    assert len(batches) == 1
-
-
-def test_a_single_message_that_raises_is_unanswered():
-    (outcome,) = isolate(Receiver({0}).publish, numbered(1))
-    assert outcome == unanswered("Indigestible: id 0")
 
 
 @pytest.mark.parametrize("count", [0, 4, 9])

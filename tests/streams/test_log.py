@@ -26,7 +26,7 @@ from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import Unsettled
-from django_outbox.relay.sources.feed import Feed
+from django_outbox.relay.sources.log import Feed
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from django_outbox.stores.stream import StoredPosition, Stream

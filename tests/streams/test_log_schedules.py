@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_outbox.relay.batch import Unsettled
 from django_outbox.relay.sources import LogFollower, StreamFirst
-from django_outbox.relay.sources.feed import Feed
+from django_outbox.relay.sources.log import Feed
 from tests.streams.conftest import LOG, execute
 from tests.streams.sources import new_log_source
 from tests.streams.test_schedules import (
