@@ -25,7 +25,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django_outbox.stores.timeline import (
     CHEAP_ROW,
@@ -38,8 +38,6 @@ from django_outbox.stores.timeline import (
     Timeline,
 )
 from django_outbox.utils.rates import Throttle
-
-Found = TypeVar("Found")
 
 LAST_PARTITION = 2**31 - 1
 
@@ -327,17 +325,16 @@ class Cursor:
         return rows
 
     def is_still_exhausted(self, store: ClaimQueries, publisher: str) -> bool:
-        """Return whether a look, which is cheaper than a claim, shows that nothing was enqueued since the last one."""
-        return self.exhausted and self.timeline is None and self.look(lambda: store.has_due(publisher)) is False
+        """Return whether a look, which is cheaper than a claim, shows that nothing was enqueued since the last claim.
 
-    def look(self, read: Callable[[], Found]) -> Found | None:
-        """Return what is read from the beginning; None while an old snapshot makes that expensive, but now and then."""
-        if not self._looks.is_open:
-            return None
+        It reads from the beginning, so it is made seldom while an old snapshot makes that expensive.
+        """
+        if not (self.exhausted and self.timeline is None and self._looks.is_open):
+            return False
         began = self.clock()
-        found = read()
+        has_due = store.has_due(publisher)
         self._looks.spend(self.clock() - began)
-        return found
+        return not has_due
 
     @property
     def expects_few(self) -> bool:
@@ -360,6 +357,11 @@ class Cursor:
         )
         self._complete = self.caught_up and not keyed
         self._unfinished_round = None
+
+    def note_all(self, unkeyed: Sequence[Row]) -> None:
+        """Take note of a claim that has read all that was due, given its messages without a key."""
+        self.unkeyed.advance(len(unkeyed), max((row[-1] for row in unkeyed), default=None))
+        self._complete, self.caught_up, self._unfinished_round = True, True, None
 
     def undo(self) -> None:
         """Forget a claim that was broken off and will be repeated."""

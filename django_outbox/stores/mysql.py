@@ -153,7 +153,7 @@ FROM (
     WHERE {UNDELIVERED} AND {IS_PUBLISHER} ORDER BY `partition`, id LIMIT {FEW * FEW_OF_KEY})
     UNION ALL
     (SELECT id FROM {{table}} FORCE INDEX (outbox_pending)
-    WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6)
+    WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
     ORDER BY available_at, id LIMIT {FEW})
 ) few STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = few.id
 ORDER BY 1, 2
@@ -322,34 +322,35 @@ class MySQLStore(LockingStore):
 
     def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
         """Claim all due messages if a look finds few of them; return None if an ordinary claim is needed."""
-        due = request.find_few(lambda: self.fetch(FIND_FEW, [request.publisher] * 4))
+        publisher, cursor = request.publisher, request.cursor
+        due = request.find_few(lambda: self.fetch(FIND_FEW, [*[publisher] * 4, cursor.unkeyed.start() or EARLIEST]))
         if due is None:
             return None
-        rows: list[Row] = []
+        keyed: list[Row] = []
+        unkeyed: list[Row] = []
         if due:
             with ExitStack() as opened:
                 opened.enter_context(self.transaction(request.max_seconds, transactional=False))
-                rows = self._lock_few(request.publisher, due)
+                keyed = self._lock_with_slots(publisher, [message for message in due if message.partition])
+                unkeyed = self._read([message.id for message in due if not message.partition], READ_AND_LOCK)
                 stack.push(opened.pop_all())
-        request.cursor.mark_exhausted()
-        return Claim(read_messages(rows))
+        cursor.note_all(unkeyed)
+        return Claim(read_messages([*keyed, *unkeyed]))
 
-    def _lock_few(self, publisher: str, messages: Sequence[Queued]) -> list[Row]:
-        """Read and lock messages that were listed, and own their slots.
+    def _lock_with_slots(self, publisher: str, messages: Sequence[Queued]) -> list[Row]:
+        """Own the slots of messages that were listed, and read and lock the messages.
 
         The messages of a partition end before the first that has changed, or that another transaction has locked.
         """
-        with_key = [message for message in messages if message.partition]
-        locked: dict[int, Row] = {}
-        if with_key:
-            slots = [(message.id, lock_number(publisher, message.partition >> SLOT_BITS)) for message in with_key]
-            rows = self.fetch(OWN_AND_READ.replace("[{ids}]", json.dumps(slots)))
-            if not rows and not self.fetch(FIND_SLOT, [slots[0][1]]):
-                raise _NoSlots
-            locked = {row[0]: row for row in rows}
-        queues = due_only(message._replace(due=message.id in locked) for message in with_key)
-        without_key = [message.id for message in messages if not message.partition]
-        return [*sorted(locked[message.id] for message in queues), *self._read(without_key, READ_AND_LOCK)]
+        if not messages:
+            return []
+        slots = [(message.id, lock_number(publisher, message.partition >> SLOT_BITS)) for message in messages]
+        rows = self.fetch(OWN_AND_READ.replace("[{ids}]", json.dumps(slots)))
+        if not rows and not self.fetch(FIND_SLOT, [slots[0][1]]):
+            raise _NoSlots
+        locked = {row[0]: row for row in rows}
+        queues = due_only(message._replace(due=message.id in locked) for message in messages)
+        return sorted(locked[message.id] for message in queues)
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[Backend | None]:

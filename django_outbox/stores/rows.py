@@ -107,10 +107,9 @@ class ClaimRequest:
             look: lists the undelivered messages of up to `FEW_IN_ALL`, as fields of `Queued` in the order of the
                 partitions; those without a key only if they are due.
         """
-        found = self.cursor.look(look) if self.expects_few else None
-        if found is None:
+        if not self.expects_few:
             return None
-        listed = [Queued(*row) for row in found]
+        listed = [Queued(*row) for row in look()]
         keyed = sum(message.partition > 0 for message in listed)
         due = [*due_only(listed)]
         is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW
