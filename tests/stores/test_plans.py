@@ -289,7 +289,9 @@ class TestFew:
 
     @mysql_and_mariadb
     def test_mysql_and_mariadb_lock_slots_and_messages_by_their_primary_keys(self, using: str):
-        sql = store_of(using).name_tables(mysql.OWN_AND_READ.replace("[{ids}]", "[[1, 2], [3, 4]]"))
+        sql = store_of(using).name_tables(
+            mysql.OWN_AND_READ.replace("{few}", "SELECT 1 AS wanted, 2 AS slot UNION ALL SELECT 3, 4")
+        )
         tables = [node for node in mysql_plan(using, sql) if "table_name" in node]
         assert [(table.get("key"), table["access_type"]) for table in tables[1:]] == [("PRIMARY", "eq_ref")] * 2
 
