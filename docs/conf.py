@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"django_outbox\.(stores|relay\.limits|service|enqueueing\.events|events\.registry)\..*",
     ),
-    ("py:class", r"django_outbox\.retry\.(Backoff|Kind)"),
+    ("py:class", r"django_outbox\.retry\.Backoff"),
     # Type variables.
     ("py:class", r"django_outbox\.(handlers\.registry|enqueueing\.asynchronous)\.[PR]"),
 ]

@@ -22,7 +22,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "not encoded": ({"url": "redis://shop:s3cret/x@localhost"}, "percent-encoded"),
     "no host": ({"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
-    "query": ({"url": f"{URL}?protocol=3"}, "url: a URL cannot be read"),
+    "query": ({"url": f"{URL}?protocol=3"}, "url has parameters"),
     "several": ({"url": [URL, URL]}, "url is a list; it must name one server"),
     "sentinel port": ({"sentinels": "redis://localhost"}, "without a port"),
     "max_length": ({"max_length": 0}, "max_length is 0"),

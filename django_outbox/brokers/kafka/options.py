@@ -134,7 +134,8 @@ def read_topics(topics: object) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not TOPIC.fullmatch(name):
             raise ImproperlyConfigured(
-                f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores."
+                f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores. "
+                "Name each topic: patterns are not read."
             )
     return tuple(names)
 

@@ -108,8 +108,10 @@ def name_addresses(addresses: Sequence[Address]) -> str:
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
     host, path = parts.hostname, unquote(parts.path)
-    if not host or "@" in path or parts.query or parts.fragment:
+    if not host or "@" in path + parts.query or parts.fragment:
         raise option.unreadable
+    if parts.query:
+        raise ImproperlyConfigured(f"{option.name} has parameters, which are not read; set the options instead.")
     database = path.strip("/")
     if database and not (database.isascii() and database.isdigit()):
         raise ImproperlyConfigured(
