@@ -18,6 +18,7 @@ from django.db.models import Q
 from django.db.models.functions import Left
 
 from django_outbox.conf import get_settings
+from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup, PublisherStatus
@@ -179,11 +180,12 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads,
     """Read the figures of a publisher's pending messages; those of its stream that are not delivered are due, too."""
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
     messages = messages.order_by("publisher", "blocks_key", "available_at", "id")
-    due, held = Q(available_at__lte=now), Q(available_at__gte=HELD_BY_PAUSE)
+    # The clock of each statement, so that what was enqueued after `now` does not count as delayed.
+    due, held = Q(available_at__lte=DatabaseNow()), Q(available_at__gte=HELD_BY_PAUSE)
     unkeyed = messages.filter(WITHOUT_KEY)
     unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
     unkeyed_held = _count(unkeyed.filter(held), MAX_COUNT, all=Q())["all"]
-    unkeyed_later = unkeyed.filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE)
+    unkeyed_later = unkeyed.filter(available_at__gt=DatabaseNow(), available_at__lt=HELD_BY_PAUSE)
     later = _count(unkeyed_later, MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
     keyed = _count_keyed(messages, due=due, held=held)
     retrying = later["tried"] + heads.retrying

@@ -141,6 +141,16 @@ def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: in
     assert (found.due, found.oldest_due) == (Count(), None)
 
 
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_a_message_that_is_enqueued_while_figures_are_read_is_not_delayed(using: str, keys: int):
+    now = read_clock(using) - minutes(1)
+    put(3, using, keys=keys)
+    found = queues.read_queue(
+        using, "default", now, queues.read_heads(get_store(connections[using]), "default"), Waiting()
+    )
+    assert (found.due, found.delayed) == (Count(3), Count())
+
+
 def test_a_message_behind_a_failed_one_of_its_key_is_blocked_and_not_due(using: str):
     """It waits for an operator and not for a relay, so it does not make the outbox late."""
     now = read_clock(using)
