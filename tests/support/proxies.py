@@ -150,7 +150,7 @@ class Proxy:
     def cut(self, *, after: int | None = None) -> None:
         """End all connections with a reset: at once, or once that many more bytes have gone to the server."""
         if after is None:
-            self._proxies.call(self._abort)
+            self._proxies.run(self._end_all())
         else:
             self._allowance = after
 
@@ -171,6 +171,11 @@ class Proxy:
     def say(self, data: bytes) -> None:
         """Send something to the last client, as if the server had; only while the server is silent itself."""
         self._proxies.call(lambda: self._clients[-1].write(data))
+
+    async def _end_all(self) -> None:
+        self._abort()
+        # The loop closes the sockets in its next round.
+        await asyncio.sleep(0)
 
     def _abort(self) -> None:
         self._allowance = None
