@@ -192,6 +192,11 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
+        if self._refusing:
+            # It went down in the meantime.
+            writer.transport.abort()
+            server_writer.transport.abort()
+            return
         self._clients.append(writer)
         both = {writer, server_writer}
         self._writers |= both
