@@ -26,7 +26,7 @@ RUNS = {
     "drain": ("--messages=100 --keys=9 --running --broker rabbitmq nats", 12),
     "living": ("--seconds=1 --rates 50 --keys 0 --broker rabbitmq", 3),
     "enqueue": ("--messages=10 --writers=2", 8),
-    "growth": ("--messages=100 --rows=200 --cases backoff snapshot", 4),
+    "growth": ("--messages=2000 --rows=200 --cases backoff snapshot", 4),
     "celery": ("--messages=20", 5),
     "inbox": ("--messages=100 --batch-size=20", 6),
 }
