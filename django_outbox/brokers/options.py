@@ -7,7 +7,7 @@ import ssl
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -96,25 +96,16 @@ class UrlOption(NamedTuple):
     schemes: tuple[str, ...]
 
     def read(self, value: object) -> Iterator[tuple[str, SplitResult]]:
-        urls = [value] if isinstance(value, str) else value
-        if not isinstance(urls, list | tuple) or not all(isinstance(each, str) for each in urls):
-            raise ImproperlyConfigured(f'{self.name} must be a URL like "{self.example}", or a list of such URLs.')
-        if not urls or "" in urls:
-            raise ImproperlyConfigured(
-                f'{self.name} is missing; set it to a URL like "{self.example}", or to a list of such URLs.'
-            )
+        """Read a URL, or a list of URLs."""
+        urls: Sequence[Any] = value if isinstance(value, list | tuple) and value else [value]
         for url in urls:
-            yield url, self._split(url)
+            yield url, self.read_one(url)
 
-    @property
-    def unreadable(self) -> ImproperlyConfigured:
-        return ImproperlyConfigured(
-            f"{self.name}: a URL cannot be read (it is not shown because it may hold a password); write it as "
-            f'"{self.example}", with every special character of user, password and path percent-encoded: '
-            '"@" as %40, "/" as %2F, "#" as %23.'
-        )
-
-    def _split(self, url: str) -> SplitResult:
+    def read_one(self, url: object) -> SplitResult:
+        if not url:
+            raise ImproperlyConfigured(f'{self.name} is missing; set it to a URL like "{self.example}".')
+        if not isinstance(url, str):
+            raise ImproperlyConfigured(f'{self.name} must be a URL like "{self.example}".')
         scheme, separator, _rest = url.partition("://")
         if scheme not in self.schemes or not separator:
             *others, last = (f"{each}://" for each in self.schemes)
@@ -124,12 +115,20 @@ class UrlOption(NamedTuple):
         require_printable(self.name, url)
         try:
             parts = urlsplit(url)
-            is_valid = parts.port != 0
+            is_valid = bool(parts.hostname) and parts.port != 0
         except ValueError:
             is_valid = False
         if not is_valid:
             raise self.unreadable
         return parts
+
+    @property
+    def unreadable(self) -> ImproperlyConfigured:
+        return ImproperlyConfigured(
+            f"{self.name}: a URL cannot be read (it is not shown because it may hold a password); write it as "
+            f'"{self.example}", with every special character of user, password and path percent-encoded: '
+            '"@" as %40, "/" as %2F, "#" as %23.'
+        )
 
 
 class Template:
@@ -138,15 +137,13 @@ class Template:
     Args:
         text: the name, in which `{topic}` stands for a message's topic (its type if that is empty), `{type}` for its
             type and `{key}` for its key. `{{` and `}}` are braces.
-        encode: called with the value of each placeholder; returns the text that is put into the name.
     """
 
-    def __init__(self, option: str, text: object, *, encode: Callable[[str], str] | None = None) -> None:
+    def __init__(self, option: str, text: object) -> None:
         if not isinstance(text, str) or not text:
             raise ImproperlyConfigured(f"{option} is {text!r}; it must be a name, such as 'shop.{{topic}}'.")
         require_printable(option, text)
         self.text = text
-        self._encode = encode or str
         self._parts: list[tuple[str, Callable[[Message], str] | None]] = []
         try:
             parsed = list(string.Formatter().parse(text))
@@ -169,7 +166,7 @@ class Template:
     def render(self, message: Message) -> str:
         if self._of_topic:
             return self._of_topic(message.topic or message.type)
-        return "".join(literal + (self._encode(read(message)) if read else "") for literal, read in self._parts)
+        return "".join(literal + (read(message) if read else "") for literal, read in self._parts)
 
     def _render_topic(self, topic: str) -> str:
-        return "".join(literal + (self._encode(topic) if read else "") for literal, read in self._parts)
+        return "".join(literal + (topic if read else "") for literal, read in self._parts)

@@ -13,8 +13,8 @@ ARN = "arn:aws:sns:eu-central-1:123456789012:orders"
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"region": ""}, "region is ''"),
     ({"region": 1}, "region is 1"),
-    ({"endpoint_url": "localhost:4566"}, "endpoint_url must be a URL"),
-    ({"endpoint_url": "http://user:s3cret@localhost"}, "endpoint_url must be a URL"),
+    ({"endpoint_url": "localhost:4566"}, "endpoint_url: a URL must begin with http:// or https://"),
+    ({"endpoint_url": "http://user:s3cret@localhost"}, "endpoint_url contains a user or a password"),
     ({"session": "shop"}, "session must be a dict"),
     ({"session": {"region_name": "x"}}, "the region is the option region"),
     ({"session": {"profile_name": ""}}, "session must be a dict"),

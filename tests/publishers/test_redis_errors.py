@@ -147,7 +147,6 @@ def test_other_errors_have_outcomes_too(error, verdict):
     [
         (redis.AuthenticationError("invalid username-password pair"), "user, password", True),
         (redis.ResponseError("DB index is out of range"), "database", True),
-        (redis.ResponseError("WAIT cannot be used with replica instances."), "read-only replica", False),
         (redis.ReadOnlyError("You can't write against a read only replica."), "read-only replica", False),
         (redis.exceptions.MovedError("3999 127.0.0.1:6381"), "Redis Cluster, which is not supported", False),
         (redis.exceptions.NoPermissionError("this user has no permissions to run 'wait'"), "permission", False),

@@ -23,11 +23,9 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "no host": ({"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
     "query": ({"url": f"{URL}?protocol=3"}, "url has parameters"),
-    "several": ({"url": [URL, URL]}, "url is a list; it must name one server"),
+    "several": ({"url": [URL, URL]}, "url must be a URL like"),
     "sentinel port": ({"sentinels": "redis://localhost"}, "without a port"),
     "max_length": ({"max_length": 0}, "max_length is 0"),
-    "replicas": ({"replicas": -1}, "replicas is -1"),
-    "replica_timeout": ({"replica_timeout": 0}, "replica_timeout is 0"),
     "timeout": ({"timeout": 0}, "timeout is 0"),
     "ssl without TLS": ({"ssl": {}}, "must begin with rediss://"),
 }

@@ -1,4 +1,4 @@
-"""Replicas and Sentinels, of servers that the tests start."""
+"""Sentinels, of servers that the tests start."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
-from django_outbox.messages import ACCEPTED, OutcomeKind
+from django_outbox.messages import ACCEPTED
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
@@ -22,21 +22,6 @@ def pair(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
         replica.client.replicaof("127.0.0.1", master.port)
         eventually(lambda: master.client.wait(1, 100) == 1, "the replica is connected")
         yield master, replica
-
-
-def test_a_message_is_accepted_when_the_replicas_have_it(pair):
-    master, replica = pair
-    publisher = RedisStreamsPublisher("shop", url=master.url, replicas=1, replica_timeout=2.0)
-    assert not publisher.prepare()
-    assert publisher.publish([make_message("s")] * 10) == [ACCEPTED] * 10
-    assert replica.client.xlen("s") == 10
-    replica.kill()
-    outcomes = publisher.publish([make_message("s")] * 2)
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.UNANSWERED] * 2
-    assert "0 of 1 replicas confirmed in time" in outcomes[0].error
-    # A relay claims nothing, so nothing is sent again and again.
-    assert "0 of 1 replicas" in publisher.prepare()
-    publisher.close()
 
 
 def test_a_publisher_follows_the_master_that_the_sentinels_name(pair, tmp_path):

@@ -42,7 +42,3 @@ def test_a_template_that_cannot_be_read_names_the_option(template: object):
 def test_values_are_not_read_as_templates(topic: str, key: str):
     message = make_message(topic, key=key)
     assert Template("topic", "{topic}|{key}").render(message) == f"{message.destination}|{key}"
-
-
-def test_a_placeholder_alone_is_encoded_too():
-    assert Template("url", "{topic}", encode=str.upper).render(make_message("orders")) == "ORDERS"

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from botocore.config import Config
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
-from django_outbox.brokers.options import require_number, require_printable, require_seconds
+from django_outbox.brokers.options import UrlOption, require_number, require_printable, require_seconds
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Maximum number of bytes of a request of Amazon SQS, and of Amazon SNS if the topic permits it:
@@ -22,6 +21,8 @@ CONNECT_TIMEOUT = 5.0
 """Maximum number of seconds for connecting, unless the timeout is shorter."""
 
 MAX_CONCURRENCY = 1000
+
+ENDPOINT = UrlOption("endpoint_url", "http://localhost:4566", ("http", "https"))
 
 SESSION_KEYS = (
     "profile_name",
@@ -52,10 +53,10 @@ class AWSOptions:
         region: object = self.region
         if region is not None and (not isinstance(region, str) or not region):
             raise ImproperlyConfigured(f"region is {region!r}; it must be a name such as 'eu-central-1', or None.")
-        for option, text in {"region": region, "endpoint_url": self.endpoint_url}.items():
-            if isinstance(text, str):
-                require_printable(option, text)
-        _require_endpoint_url(self.endpoint_url)
+        if region is not None:
+            require_printable("region", region)
+        if self.endpoint_url is not None and "@" in ENDPOINT.read_one(self.endpoint_url).netloc:
+            raise ImproperlyConfigured("endpoint_url contains a user or a password; set the option session instead.")
         _require_session(self.session)
         validate_format(self.format, self.source)
 
@@ -69,20 +70,6 @@ class AWSOptions:
             read_timeout=self.timeout,
             # Each worker has that many requests in flight.
             max_pool_connections=MAX_CONCURRENCY,
-        )
-
-
-def _require_endpoint_url(url: object) -> None:
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        readable = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        readable = False
-    if not readable or parts is None or "@" in parts.netloc:
-        raise ImproperlyConfigured(
-            "endpoint_url must be a URL such as 'http://localhost:4566', without user and password, or None."
         )
 
 

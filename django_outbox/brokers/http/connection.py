@@ -167,7 +167,7 @@ class HTTPConnection:
     def _encode(self, request: Request | None) -> httpcore.Request:
         """Return a signed request; without one, https://www.rfc-editor.org/rfc/rfc9110#section-9.3.7 does nothing."""
         scheme, host, port = origin = self._options.origin
-        target = b"*" if request is None else request.target
+        target = b"*" if request is None else self._options.target
         url = httpcore.URL(scheme=scheme.encode(), host=host.encode(), port=port, target=target)
         if request is None:
             headers = [(b"host", origin.authority.encode()), (b"content-length", b"0")]

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.http.urls import Url
+from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.text_headers import own_headers, text_headers
 from django_outbox.messages import Message
 
@@ -47,7 +47,6 @@ _TO_ENCODE = re.compile(r"\A +|(?<! ) +\Z|[^ -$&-~]+")
 
 
 class Request(NamedTuple):
-    target: bytes
     headers: Headers
     message_id: str
     body: bytes
@@ -62,8 +61,8 @@ class HTTPEncoder:
             knows one of them.
     """
 
-    def __init__(self, url: Url, headers: object, secrets: object, *, format: str, source: str) -> None:
-        self._url = url
+    def __init__(self, origin: Origin, headers: object, secrets: object, *, format: str, source: str) -> None:
+        self._authority = origin.authority.encode()
         self._fixed = _read_headers(headers)
         self._fixed_names = frozenset(name for name, _value in self._fixed)
         given = [secrets] if isinstance(secrets, str) else secrets
@@ -74,20 +73,19 @@ class HTTPEncoder:
         self._source = source
 
     def encode(self, message: Message) -> Request:
-        target = self._url.target(message)
         if self._format == cloudevents.PLAIN:
             found = [(_name(name), _encode(value)) for name, value in text_headers(message)]
         else:
             found = [(_name(name), _encode(value)) for name, value in own_headers(message, without="ce-")]
             found += event_headers(cloudevents.attributes(message, self._source))
         headers = [
-            (b"host", self._url.origin.authority.encode()),
+            (b"host", self._authority),
             (b"user-agent", b"django-outbox"),
             (b"content-length", b"%d" % len(message.payload)),
             *self._fixed,
         ]
         headers += [header for header in found if header[0] not in self._fixed_names and header[0] not in RESERVED]
-        return Request(target, headers, message.message_id, message.payload)
+        return Request(headers, message.message_id, message.payload)
 
     def sign(self, request: Request, now: float) -> Headers:
         id, timestamp = request.message_id.encode(), b"%d" % int(now)

@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.encoding import HTTPEncoder
-from django_outbox.brokers.http.urls import Origin, Url
+from django_outbox.brokers.http.urls import Origin, read_url
 from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 
 MAX_CONCURRENCY = 200
@@ -32,10 +32,10 @@ class HTTPOptions:
     tls: SSLContext | None = field(init=False)
     encoder: HTTPEncoder = field(init=False)
     origin: Origin = field(init=False)
+    target: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        url = Url(self.url)
-        self.origin = url.origin
+        self.origin, self.target = read_url(self.url)
         require_seconds("timeout", self.timeout)
         require_seconds("connect_timeout", self.connect_timeout)
         require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
@@ -45,4 +45,4 @@ class HTTPOptions:
         if self.ssl is not None and not uses_tls:
             raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
         self.tls = read_ssl(self.ssl or {}) if uses_tls else None
-        self.encoder = HTTPEncoder(url, self.headers, self.secrets, format=self.format, source=self.source)
+        self.encoder = HTTPEncoder(self.origin, self.headers, self.secrets, format=self.format, source=self.source)

@@ -26,8 +26,7 @@ class HTTPPublisher(HTTPOptions, Publisher):
 
     Args:
         alias: the publisher's name in the settings.
-        url: the destination: an `http://` or `https://` URL with any of `{topic}`, `{type}` and `{key}` in its path and
-            query.
+        url: the destination: an `http://` or `https://` URL.
         secrets: the secret of Standard Webhooks with which requests are signed, `whsec_` and base64; or a list, for
             example the new and the old one while the receiver changes them.
         headers: headers to send with each message.

@@ -152,10 +152,10 @@ def read_credentials(path: str) -> dict[str, Any]:
 
 
 def _read_server(parts: SplitResult) -> Server:
-    if not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
+    if parts.path.strip("/") or parts.query or parts.fragment:
         raise SERVERS.unreadable
     return Server(
-        host=parts.hostname,
+        host=str(parts.hostname),
         port=parts.port or DEFAULT_PORT,
         requires_tls=parts.scheme == "tls",
         user=None if parts.username is None else unquote(parts.username),

@@ -41,7 +41,6 @@ class Replies:
 
     count: int = 0
     errors: dict[int, str] = field(default_factory=dict)
-    last: bytes = b""
     _rest: bytes = b""
     _in_string: bool = False
 
@@ -60,8 +59,6 @@ class Replies:
                     self.errors[count] = line[1:].decode("utf-8", "replace")
                 count += 1
         self.count, self._in_string = count, in_string
-        if lines:
-            self.last = lines[-1]
 
 
 class RedisConnection:

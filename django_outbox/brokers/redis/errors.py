@@ -42,9 +42,6 @@ LEAVE_SERVER = frozenset(("READONLY", "LOADING", "MASTERDOWN", "NOAUTH"))
 _REFUSALS_OF_ALL = re.compile(r"max number of clients|unknown command|run the '", re.IGNORECASE)
 """Parts of errors that refuse every message. They have no code, or the code NOPERM."""
 
-_NOT_ON_A_REPLICA = re.compile(r"with replica instances", re.IGNORECASE)
-"""A part of the error of WAIT on a replica, which has no code."""
-
 _LOGIN = re.compile(r"\bDB index\b|\binvalid password\b|\bAUTH\b|\bSELECT\b", re.IGNORECASE)
 """Parts of errors of the commands AUTH and SELECT, which have no codes."""
 
@@ -108,8 +105,6 @@ def explain(error: BaseException) -> str:
 
 def explain_reply(text: str, code: str = "") -> str:
     """Return an error that a server replied with, and its remedy. The code is the first word, if none is given."""
-    if _NOT_ON_A_REPLICA.search(text):
-        code = "READONLY"
     remedy = _REMEDIES.get(code or code_of(text))
     return f"{remedy} ({text})" if remedy else text
 

@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import UrlOption, read_ssl, require_number, require_seconds
+from django_outbox.brokers.options import UrlOption, read_ssl, require_seconds
 
 URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss"))
 SENTINELS = URL._replace(name="sentinels")
@@ -21,9 +21,6 @@ VERIFIED = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
 
 Address = tuple[str, int]
 """A host and a port."""
-
-MAX_LENGTH = 2**53
-MAX_REPLICAS = 1000
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -55,10 +52,7 @@ class RedisOptions:
         require_seconds("connect_timeout", self.connect_timeout)
         seconds = min(self.connect_timeout, self.timeout)
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
-        urls = [parts for _, parts in URL.read(self.url)]
-        if len(urls) > 1:
-            raise ImproperlyConfigured("url is a list; it must name one server.")
-        self.scheme, (host, port), login = _read_url(URL, urls[0])
+        self.scheme, (host, port), login = _read_url(URL, URL.read_one(self.url))
         self.arguments = {**login, **_read_ssl(self.ssl, self.scheme), **timeouts}
         if not self.sentinels:
             self.address = host, port or DEFAULT_PORT
@@ -87,28 +81,13 @@ class RedisOptions:
         return f"{self.scheme}://{name_addresses([self.address])}" + (f" database {database}" if database else "")
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class PublishingOptions(RedisOptions):
-    stream: str = "{topic}"
-    max_length: int | None = None
-    replicas: int = 0
-    replica_timeout: float = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_length is not None:
-            require_number("max_length", self.max_length, 1, MAX_LENGTH)
-        require_number("replicas", self.replicas, 0, MAX_REPLICAS)
-        require_seconds("replica_timeout", self.replica_timeout)
-
-
 def name_addresses(addresses: Sequence[Address]) -> str:
     return ", ".join(f"{host}:{port}" for host, port in addresses)
 
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
-    host, path = parts.hostname, unquote(parts.path)
-    if not host or "@" in path + parts.query or parts.fragment:
+    host, path = str(parts.hostname), unquote(parts.path)
+    if "@" in path + parts.query or parts.fragment:
         raise option.unreadable
     if parts.query:
         raise ImproperlyConfigured(f"{option.name} has parameters, which are not read; set the options instead.")

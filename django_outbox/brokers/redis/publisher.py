@@ -4,25 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from django_outbox.brokers.options import Template
+from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.redis.call import RedisCall, find_missing_replicas
+from django_outbox.brokers.redis.call import RedisCall
 from django_outbox.brokers.redis.connection import RedisPool
 from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import Lost
-from django_outbox.brokers.redis.options import PublishingOptions
+from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.threads import after_fork
 
+MAX_LENGTH = 2**53
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RedisStreamsPublisher(PublishingOptions, Publisher):
+class RedisStreamsPublisher(RedisOptions, Publisher):
     """Appends messages to Redis streams with XADD, a whole batch in one pipeline.
 
     A message is accepted when Redis has replied with the ID of its entry. The guarantee depends on the server: without
     `appendfsync always` it has the message in memory, and loses up to a second of messages (or everything since the
-    last snapshot) if it crashes; and without `replicas`, a failover may lose messages that the new master had not
-    received.
+    last snapshot) if it crashes; and a failover may lose messages that the new master had not received.
 
     An entry has the fields `id`, `type`, `topic` and `key` (each unless it is empty), `occurred_at` (ISO 8601, UTC),
     `headers` (a JSON object, unless there are none) and `payload` (the JSON text of the message, unchanged).
@@ -36,9 +37,6 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             `{type}` for its type and `{key}` for its key.
         max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
             DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
-        replicas: number of replicas that must have received a message before it is accepted, by WAIT. With 0, the
-            master's reply is enough.
-        replica_timeout: seconds that the replicas have for it; at most half of the remaining `timeout`.
         timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
         connect_timeout: seconds for connecting; at most `timeout`.
         ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
@@ -56,8 +54,13 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
     messaging_system: ClassVar[str] = "redis"
     broker_name = "Redis"
 
+    stream: str = "{topic}"
+    max_length: int | None = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.max_length is not None:
+            require_number("max_length", self.max_length, 1, MAX_LENGTH)
         self._encoder = RedisEncoder(Template("stream", self.stream), self.max_length)
         self._start_over()
         after_fork(self, type(self)._start_over)
@@ -70,18 +73,11 @@ class RedisStreamsPublisher(PublishingOptions, Publisher):
             connection = self._pool.take()
         except Lost as error:
             return f"cannot connect to Redis at {self.describe_servers()}: {error}"
-        try:
-            missing = find_missing_replicas(self, connection)
-        except Lost as error:
-            connection.close()
-            # Another server may be the right one now.
-            self._pool.close()
-            return f"Redis at {self.describe_servers()}: {error}"
         self._pool.put(connection)
-        return missing
+        return ""
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return RedisCall(messages, self._encoder, self._pool, self).run()
+        return RedisCall(messages, self._encoder, self._pool, self.timeout).run()
 
     def name_destination(self, message: Message) -> str:
         return self._encoder.stream_of(message)

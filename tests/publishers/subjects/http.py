@@ -24,7 +24,7 @@ class HTTPSubject(BrokerSubject):
         self._proxy = self._proxies.open(self._receiver.port)
 
     def make(self, **options: Any) -> HTTPPublisher:
-        url = f"http://127.0.0.1:{self._proxy.port}/hooks/{{topic}}"
+        url = f"http://127.0.0.1:{self._proxy.port}/hooks"
         return HTTPPublisher("default", **{"url": url, "allow_private_addresses": True, **options})
 
     def with_secret(self) -> HTTPPublisher:
