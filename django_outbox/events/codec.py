@@ -3,9 +3,11 @@
 import dataclasses
 import datetime
 import re
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, get_type_hints
 
@@ -31,7 +33,7 @@ SEQUENCES = (list, tuple)
 
 UNORDERED = (set, frozenset, deque)
 
-KEPT = {str, int, float, bool, type(None)}
+KEPT = {str, int, float, bool, type(None), Decimal, datetime.date, datetime.timedelta, uuid.UUID}
 """Types of values that arrive as they are if they are equal to what arrives."""
 
 
@@ -91,7 +93,8 @@ class Codec:
         With `every_field`, it has the fields that a subclass of an annotation adds, and serializers of fields are
         ignored.
         """
-        return self._adapter.dump_python(event, by_alias=True, warnings=False, serialize_as_any=every_field)
+        # The adapter's own method takes twice as long.
+        return self._adapter.serializer.to_python(event, by_alias=True, warnings=False, serialize_as_any=every_field)
 
     def load(self, text: bytes | str) -> Any:
         """Return the instance that a JSON text describes; an InvalidEvent if the text does not match the class."""
@@ -212,16 +215,17 @@ def find_change(sent: Any, received: Any) -> tuple[str, str] | None:
 
     `sent` is the event as Python values, and `received` the encoded event as Python values again.
     """
-    pairs: Iterable[tuple[object, Any, Any]]
+    names: Iterable[Any]
     if isinstance(sent, dict) and isinstance(received, dict) and sent.keys() == received.keys():
-        pairs = ((name, value, received[name]) for name, value in sent.items())
+        names = sent
     elif isinstance(sent, SEQUENCES) and type(sent) is type(received) and len(sent) == len(received):
-        pairs = zip(range(len(sent)), sent, received, strict=True)
+        names = range(len(sent))
     else:
         problem = _describe_change(sent, received)
         return ("", problem) if problem else None
-    for name, value, other in pairs:
-        # Most values are text and numbers.
+    for name in names:
+        value, other = sent[name], received[name]
+        # Most values are of these types.
         if type(value) is type(other) and type(value) in KEPT and value == other:
             continue
         if found := find_change(value, other):
@@ -234,8 +238,7 @@ def _describe_change(sent: Any, received: Any) -> str:
     # In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`.
     if isinstance(sent, bool) and not isinstance(received, bool):
         return "must be a number, not bool"
-    times = received if isinstance(received, UNORDERED) else [received]
-    if any(isinstance(each, datetime.datetime) and timezone.is_naive(each) for each in times):
+    if _is_naive(received) or (isinstance(received, UNORDERED) and any(map(_is_naive, received))):
         return (
             "is a naive datetime, which would arrive without a time zone. Pass an aware one, such as timezone.now(), "
             "or declare the field as text if its time has no zone"
@@ -264,6 +267,10 @@ def find_lost_field(sent: Any, received: Any, path: str = "") -> str:
         return ""
     problems = (find_lost_field(sent[name], received[name], _below(path, name)) for name in names)
     return next(filter(None, problems), "")
+
+
+def _is_naive(value: object) -> bool:
+    return isinstance(value, datetime.datetime) and timezone.is_naive(value)
 
 
 def _is_same_instant(sent: object, received: object) -> bool:
