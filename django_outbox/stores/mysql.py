@@ -254,6 +254,9 @@ _complete: set[tuple[str, ...]] = set()
 _limits: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """The settings that sessions have instead of those of the project, by the driver's connections."""
 
+_limited: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The driver's connections whose sessions have a limit of statements that `limit_statements` has set."""
+
 
 class _NoSlots(Exception):
     """The rows of a publisher's slots are missing, because this is their first use or the table was emptied.
@@ -408,9 +411,15 @@ class MySQLStore(LockingStore):
         return "max_statement_time" if self.dialect.is_mariadb else "max_execution_time"
 
     def limit_statements(self, seconds: float | None) -> None:
-        # Not the default, which `transaction` has replaced.
-        limit = 0 if seconds is None else max(seconds, 0.001)
-        self._set_session({self._statement_limit: limit if self.dialect.is_mariadb else round(limit * 1000)})
+        name, kept = self._statement_limit, "@outbox_unlimited"
+        if seconds is not None:
+            limit = max(seconds, 0.001)
+            self._set_session({kept: f"@@{name}", name: limit if self.dialect.is_mariadb else round(limit * 1000)})
+            _limited.add(self.connection.connection)
+        elif self.connection.connection in _limited:
+            # Another session, if a handler has closed this one, has no limit of the handler.
+            _limited.discard(self.connection.connection)
+            self._set_session({name: kept})
 
     def shows_conflict(self, error: BaseException) -> bool:
         return isinstance(error, DatabaseError) and error.args[:1] in CONFLICTS

@@ -12,10 +12,11 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.handlers import HandlerTimeout, handler
+from django_outbox.handlers import HandlersPublisher, HandlerTimeout, handler
 from django_outbox.handlers.time_limits import GRACE, call_within
 from django_outbox.messages import Message
-from tests.conftest import ALIASES
+from tests.conftest import ALIASES, MYSQL_AND_MARIADB
+from tests.support.claimed import make_message
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave
 from tests.support.messages import put, row
 
@@ -143,6 +144,33 @@ def test_the_limit_of_statements_ends_with_the_handler(using: str):
     put(1, using, key="k", type="slow")
     deliver_once(using)
     assert effects(using) == ["0"]
+
+
+@pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_session_has_its_own_limit_of_statements_again_after_the_handler(using: str, closes: bool):
+    connection = connections[using]
+    name = "max_statement_time" if connection.mysql_is_mariadb else "max_execution_time"  # type: ignore[attr-defined]
+
+    @handler("t", time_limit=60)
+    def work(payload: Any, message: Message) -> None:
+        if closes:
+            connection.close()
+
+    def read() -> float:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT @@{name}")
+            return float(cursor.fetchone()[0])
+
+    before = read()
+    if not closes:
+        with connection.cursor() as cursor:
+            before = 5000.0
+            cursor.execute(f"SET SESSION {name} = {before:.0f}")
+    for _ in range(2):
+        HandlersPublisher("default").handle(make_message(type="t"), using)
+        assert read() == before
+    connection.close()
 
 
 def test_no_interruption_arrives_after_the_call():
