@@ -81,7 +81,7 @@ def put(nats: Nats, stream: str, *bodies: bytes, **headers: str) -> None:
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "stream": ({"stream": ""}, "stream is blank; set it to the name of the stream"),
+    "stream": ({"stream": ""}, "stream is ''; it must be a name without"),
     "durable": ({"durable": "a.b"}, "durable is 'a.b'; it must be a name without"),
     "servers": ({"servers": "http://s3cret@host"}, "a URL must begin with nats:// or tls://"),
 }

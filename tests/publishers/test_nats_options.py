@@ -18,7 +18,6 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "unreadable": ({"servers": "nats://outbox:s3cr/et@host"}, "user, password and path percent-encoded"),
     "subject": ({"subject": "shop.{id}"}, "subject is 'shop.{id}'; its placeholders must be"),
     "invalid subject": ({"subject": "shop.*.{topic}"}, "subject is 'shop.*.{topic}': it has a wildcard"),
-    "stream": ({"stream": "shop.orders"}, "stream is 'shop.orders'; it must be a name without"),
     "inbox": ({"inbox_prefix": "a."}, "inbox_prefix is 'a.'; it must be a subject"),
     "timeout": ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
     "window": ({"max_in_flight": 0}, "max_in_flight is 0; it must be a whole number from 1 to 10,000"),
@@ -46,7 +45,5 @@ def test_a_file_that_has_no_credentials_is_an_error_that_does_not_show_it(tmp_pa
 
 
 def test_the_description_shows_no_login():
-    publisher = JetStreamPublisher("shop", servers=[URL, "tls://token@[::1]"], stream="ORDERS", subject="shop.{topic}")
-    assert publisher.describe() == (
-        "NATS JetStream at nats://127.0.0.1:4222, tls://[::1]:4222, subject 'shop.{topic}', stream 'ORDERS'"
-    )
+    publisher = JetStreamPublisher("shop", servers=[URL, "tls://token@[::1]"], subject="shop.{topic}")
+    assert publisher.describe() == ("NATS JetStream at nats://127.0.0.1:4222, tls://[::1]:4222, subject 'shop.{topic}'")

@@ -67,29 +67,24 @@ class KafkaCall(EncodedCall[Message, Record]):
         return bool(self._outage or self._is_stalled or self._refusal)
 
     def _send(self, producer: KafkaPublisherConnection, indexes: Sequence[int]) -> None:
-        records, report, deadline = self.encoded, self._report, self._deadline
+        records, report = self.encoded, self._report
         self._missing = 0
-        producer.connect(deadline)
+        producer.connect(self._deadline)
         if not producer.state.is_connected:
             self._outage = producer.state.reason or NO_RESPONSE
             producer.discard()
             return
         produce, sent = producer.produce, 0
         for index in indexes:
-            record = records[index]
-            topic, value, key, headers = record
+            topic, value, key, headers = records[index]
             try:
-                try:
-                    produce(topic, value, key, on_delivery=partial(report, index), headers=headers)
-                except BufferError:
-                    # Reports of the messages so far make room.
-                    self._missing, sent = self._missing + sent, 0
-                    producer.send(record, partial(report, index), deadline)
+                produce(topic, value, key, on_delivery=partial(report, index), headers=headers)
             except KafkaException as error:
                 if producer.has_ended(error.args[0]):
                     break
                 self._errors.append((index, error.args[0], index))
             except BufferError:
+                # The queue is full. The next round sends the others.
                 break
             except Exception as error:
                 text = f"Kafka cannot carry the message: {describe(error)}"

@@ -3,17 +3,16 @@
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError
 
 # In `confluent_kafka`, OpenTelemetry replaces it by one that adds a second `traceparent`, and makes a trace each time.
 from confluent_kafka.cimpl import Producer
 
 from django_outbox.brokers.kafka.connection import ConnectionState
-from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.options import Log
 
 POLL_TIME = 0.1
@@ -21,8 +20,6 @@ POLL_TIME = 0.1
 
 PURGE_TIME = 1.0
 """Seconds that a producer has to report the messages that were taken from it."""
-
-Report = Callable[[KafkaError | None, Message], None]
 
 
 class KafkaPublisherConnection:
@@ -52,23 +49,6 @@ class KafkaPublisherConnection:
         self.state.list_topics(self._producer, None, time.monotonic() + seconds)
         return self.state.is_connected
 
-    def send(self, record: Record, report: Report, deadline: float) -> None:
-        """Pass a record to the producer, like `produce`, and wait while its queue is full.
-
-        Raises:
-            BufferError: the queue remained full until the deadline.
-        """
-        topic, value, key, headers = record
-        while True:
-            try:
-                self.produce(topic, value, key, on_delivery=report, headers=headers)
-            except BufferError:
-                if time.monotonic() >= deadline:
-                    raise
-                self.poll(POLL_TIME)
-            else:
-                return
-
     def flush(self, seconds: float) -> None:
         """Send what waits for more, and wait for all reports, for at most a tenth of a second."""
         self.state.call(self._producer.flush, max(min(seconds, POLL_TIME), 0.0))
@@ -78,7 +58,7 @@ class KafkaPublisherConnection:
         self.state.call(self._producer.poll, max(min(seconds, POLL_TIME), 0.0))
 
     def has_ended(self, error: KafkaError) -> bool:
-        """Return whether an error of `send` means that the producer cannot be used any more."""
+        """Return whether an error of `produce` means that the producer cannot be used any more."""
         if error.code() == KafkaError._FATAL or error.fatal():
             # `poll` raises or reports the reason.
             self.poll(0)

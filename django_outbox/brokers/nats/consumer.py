@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
-from django.core.exceptions import ImproperlyConfigured
-
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
 from django_outbox.brokers.nats.api import NoAnswer
 from django_outbox.brokers.nats.connection import NatsConnection
@@ -65,10 +63,8 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     def __post_init__(self) -> None:
         ConnectedConsumer.__post_init__(self)
         NatsOptions.__post_init__(self)
-        for option in ("stream", "durable"):
-            require_name(option, getattr(self, option))
-            if not getattr(self, option):
-                raise ImproperlyConfigured(f"{option} is blank; set it to the name of the {option}.")
+        require_name("stream", self.stream)
+        require_name("durable", self.durable)
 
     @property
     def source(self) -> str:

@@ -23,9 +23,6 @@ MESSAGE_ID_HEADER = "Nats-Msg-Id"
 """By this header a stream recognizes a message that it has stored before, within its duplicate window:
 https://docs.nats.io/nats-concepts/jetstream/headers."""
 
-EXPECTED_STREAM_HEADER = "Nats-Expected-Stream"
-"""The stream that has to store the message; another one refuses it."""
-
 MAX_HEADER_BYTES = 65_535
 """Maximum bytes of a message's headers in a stream: `JSStreamHeaderExceedsMaximumErr` in the server's errors.json."""
 
@@ -56,10 +53,8 @@ class NatsMessage(NamedTuple):
 class NatsEncoder:
     """Encodes messages; the options are described in `JetStreamPublisher`."""
 
-    def __init__(self, *, subject: Template, stream: str, format: str, source: str) -> None:
+    def __init__(self, *, subject: Template, format: str, source: str) -> None:
         self._subject = subject
-        self._expected = f"{EXPECTED_STREAM_HEADER}: {stream}\r\n" if stream else ""
-        self._own = {_OWN_ID, EXPECTED_STREAM_HEADER.lower()} if stream else {_OWN_ID}
         self._format = format
         self._source = source
 
@@ -77,11 +72,11 @@ class NatsEncoder:
     def _encode_headers(self, message: Message, subject: str, headers: list[tuple[str, str]]) -> bytes:
         # Copies of a message for several publishers, and its dead-letter copy, have the same ID; a stream that takes
         # several of these subjects would discard all but the first one.
-        lines = [f"NATS/1.0\r\n{self._expected}{MESSAGE_ID_HEADER}: {message.message_id}:{subject}\r\n"]
-        lines += [f"{_check_name(name)}: {value}\r\n" for name, value in headers if name.lower() not in self._own]
+        lines = [f"NATS/1.0\r\n{MESSAGE_ID_HEADER}: {message.message_id}:{subject}\r\n"]
+        lines += [f"{_check_name(name)}: {value}\r\n" for name, value in headers if name.lower() != _OWN_ID]
         lines.append("\r\n")
         text = "".join(lines)
-        breaks = len(lines) + 1 + bool(self._expected)
+        breaks = len(lines) + 1
         if text.count("\n") != breaks or text.count("\r") != breaks:
             name = next(name for name, value in headers if "\n" in value or "\r" in value)
             raise Unencodable(f"headers[{name!r}] contains a line break, which ends a header of NATS")

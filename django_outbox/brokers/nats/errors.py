@@ -92,7 +92,7 @@ _RESPONSES = {
     # The message, or the configuration, so another attempt would get the same response.
     10054: _TOO_LARGE,  # JSStreamMessageExceedsMaximumErr
     10097: _Response("too_large", "the headers are too large"),  # JSStreamHeaderExceedsMaximumErr
-    10060: _Response("wrong_stream", "correct the option stream, or the stream's subjects"),  # JSStreamNotMatchErr
+    10060: _Response("wrong_stream", "correct the header Nats-Expected-Stream"),  # JSStreamNotMatchErr
     10109: _Response("sealed", "publish to another stream"),  # JSStreamSealedErr
     # Storage errors, which are not about the message.
     10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),

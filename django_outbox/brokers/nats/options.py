@@ -106,8 +106,8 @@ class NatsOptions:
 
 
 def require_name(option: str, value: object) -> None:
-    """Require the name of a stream or a consumer; it may be empty."""
-    if not isinstance(value, str) or INVALID_NAME.search(value):
+    """Require the name of a stream or a consumer."""
+    if not isinstance(value, str) or not value or INVALID_NAME.search(value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
 
 

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
-from django_outbox.brokers.nats.options import NatsOptions, explain_invalid_subject, require_name
+from django_outbox.brokers.nats.options import NatsOptions, explain_invalid_subject
 from django_outbox.brokers.nats.publisher_connection import NatsCall, NatsPublisherConnection
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
@@ -29,10 +29,10 @@ class JetStreamPublisher(NatsOptions, Publisher):
     """Publishes to NATS JetStream.
 
     A message is accepted when a stream has confirmed that it is stored (on the majority of its replicas). It is
-    rejected if no stream has its subject, if it is too large, if the stream is not the expected one, or if NATS cannot
-    carry it. If its stream is full or has no leader, it is set aside for a few seconds, and no attempts are used up. If
-    the connection is lost or unresponsive, or JetStream itself is unavailable, messages that are not confirmed are
-    unanswered, and the next call of `publish` reconnects.
+    rejected if no stream has its subject, if it is too large, or if NATS cannot carry it. If its stream is full or has
+    no leader, it is set aside for a few seconds, and no attempts are used up. If the connection is lost or
+    unresponsive, or JetStream itself is unavailable, messages that are not confirmed are unanswered, and the next call
+    of `publish` reconnects.
 
     The header `Nats-Msg-Id` is the message's ID with the subject, by which a stream recognizes a message that it has
     stored within its duplicate window: two minutes, unless the stream sets another one. The other headers are
@@ -44,8 +44,6 @@ class JetStreamPublisher(NatsOptions, Publisher):
             with a URL for each server. One that responds is used.
         subject: the subject, in which `{topic}` stands for the message's topic (its type if that is empty), `{type}`
             for its type and `{key}` for its key.
-        stream: the name of the stream that has to store the messages; another one refuses them. Empty for any stream
-            that has the subject.
         credentials: the path of a `.creds` file. It is read for each connection.
         ssl: for `tls://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
@@ -70,7 +68,6 @@ class JetStreamPublisher(NatsOptions, Publisher):
     broker_name = "NATS JetStream"
 
     subject: str = "{topic}"
-    stream: str = ""
     format: Literal["plain", "cloudevents"] = "plain"
     source: str = ""
     max_in_flight: int = 1000
@@ -78,21 +75,19 @@ class JetStreamPublisher(NatsOptions, Publisher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_name("stream", self.stream)
         require_number("max_in_flight", self.max_in_flight, 1, MAX_IN_FLIGHT)
         validate_format(self.format, self.source)
         self._subject = Template("subject", self.subject)
         if reason := explain_invalid_subject(self._subject.render(EXAMPLE)):
             raise ImproperlyConfigured(f"subject is {self.subject!r}: {reason}.")
-        encoder = NatsEncoder(subject=self._subject, stream=self.stream, format=self.format, source=self.source)
+        encoder = NatsEncoder(subject=self._subject, format=self.format, source=self.source)
         self._encode = encoder.encode
         self._lock = threading.Lock()
         after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         servers = ", ".join(server.url for server in self.nodes)
-        stream = f", stream {self.stream!r}" if self.stream else ""
-        return f"NATS JetStream at {servers}, subject {self.subject!r}{stream}"
+        return f"NATS JetStream at {servers}, subject {self.subject!r}"
 
     def prepare(self) -> str:
         return self._usable_connection().wait_until_ready()
