@@ -23,7 +23,6 @@ from django_outbox.admin.listing import (
     ORDER,
     TITLES,
     Due,
-    count_states,
     due_first,
     find,
     pending_publisher,
@@ -127,7 +126,6 @@ class MessageList(ChangeList):
         self.state = state_of(request)
         self.pending_publisher = pending_publisher(request)
         super().__init__(request, *args, **kwargs)
-        self.counts = count_states(self.root_queryset)
         self.title = self._title()
         verdict = status(self.root_queryset.db).verdict
         looks_well = not self.result_count and not self.query and self.state != Status.PENDING
@@ -139,8 +137,7 @@ class MessageList(ChangeList):
     def _title(self) -> str:
         if self.query:
             return _("Found messages")
-        count = self.count_text if self.is_filtered else self.counts.get(self.state)
-        return str(TITLES[self.state]) if count is None else f"{TITLES[self.state]} ({count})"
+        return f"{TITLES[self.state]} ({self.count_text})"
 
     def _columns_left_out(self) -> set[str]:
         left_out = set() if self.show_admin_actions else {"action_checkbox"}

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from django.contrib import admin
-from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db import connections
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -57,11 +56,8 @@ class ChoiceFilter(admin.SimpleListFilter):
                 # A search covers all messages, so no choice applies.
                 "selected": value == self.chosen() and not changelist.query,
                 "query_string": changelist.get_query_string({self.parameter_name: value}, remove=[SEARCH_VAR]),
-                "display": self.text_of(value, name, changelist),
+                "display": name,
             }
-
-    def text_of(self, value: str, name: Any, changelist: Any) -> Any:
-        return name
 
 
 class StateFilter(ChoiceFilter):
@@ -85,10 +81,6 @@ class StateFilter(ChoiceFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return in_state(queryset, self.state)
-
-    def text_of(self, value: str, name: Any, changelist: Any) -> Any:
-        count = changelist.counts[value]
-        return name if count is None else format_html('{} <span class="outbox-count">({})</span>', name, count)
 
 
 class PublisherFilter(ChoiceFilter):
@@ -217,11 +209,6 @@ class TimeFilter(FieldFilter):
     end_parameter = "until"
     parameters = (parameter_name, end_parameter)
     template = "admin/django_outbox/outboxmessage/time_filter.html"
-    periods: tuple[tuple[Any, datetime.timedelta], ...] = (
-        (_("Last 15 minutes"), datetime.timedelta(minutes=15)),
-        (_("Last hour"), datetime.timedelta(hours=1)),
-        (_("Last 24 hours"), datetime.timedelta(days=1)),
-    )
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
         super().__init__(request, params, *args)
@@ -259,16 +246,9 @@ class TimeFilter(FieldFilter):
         )
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        periods = []
-        if self.state != Status.PENDING:
-            for name, length in self.periods:
-                start = local_text(timezone.now() - length)
-                query = changelist.get_query_string({self.parameter_name: start}, remove=[self.end_parameter, PAGE_VAR])
-                periods.append((name, query))
         yield {
             "hidden": hidden_fields(changelist, self.parameter_name, self.end_parameter),
             "clear": changelist.get_query_string(remove=[self.parameter_name, self.end_parameter]),
-            "periods": periods,
             "start": local_text(self.start),
             "end": local_text(self.end),
         }

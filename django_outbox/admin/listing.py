@@ -4,7 +4,6 @@ import uuid
 from typing import Any, NamedTuple
 
 from django.db import connections
-from django.db.models import Q
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -12,8 +11,6 @@ from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITHOUT_KEY
-from django_outbox.monitoring.figures import Count
-from django_outbox.stores import get_store
 
 LIMIT = 10_000
 """Maximum number of messages that the list counts, that a filter searches, and that one action changes."""
@@ -124,47 +121,6 @@ def read_identity(text: str) -> dict[str, Any]:
         return {"message_id": uuid.UUID(text)}
     except ValueError:
         return {}
-
-
-COUNT_LIMIT = 100_000
-"""Maximum number of messages of a state that are counted."""
-
-
-def count_up_to(messages: OutboxMessageQuerySet, limit: int) -> Count:
-    """Count the messages, but read no more than one row beyond the limit."""
-    found = messages[: limit + 1].count()
-    return Count(min(found, limit), found > limit)
-
-
-def count_states(messages: OutboxMessageQuerySet) -> dict[str, Count | None]:
-    """Count the messages of each state and of all states; None if only a scan of the table could count them."""
-    limit = COUNT_LIMIT
-    failed = count_up_to(messages.failed().order_by("failed_at"), limit)
-    processed = count_up_to(messages.processed().order_by("processed_at"), limit)
-    counts: dict[str, Count | None] = {
-        Status.FAILED.value: failed,
-        Status.PENDING.value: _count_pending(messages, failed, limit),
-        Status.PROCESSED.value: processed,
-    }
-    if get_store(connections[messages.db]).streams:
-        counts[STREAMED] = count_up_to(messages.streamed().order_by("publisher", "xid"), limit)
-    known = [count for count in counts.values() if count is not None]
-    total = sum(count.number for count in known)
-    more = total > limit or any(count.more for count in known)
-    counts[ALL] = Count(min(total, limit), more) if more or len(known) == len(counts) else None
-    return counts
-
-
-def _count_pending(messages: OutboxMessageQuerySet, failed: Count, limit: int) -> Count | None:
-    if connections[messages.db].features.supports_partial_indexes:
-        return count_up_to(messages.pending().order_by("publisher", "blocks_key", "available_at"), limit)
-    # No index has only the pending messages. One begins with the time of processing, so it leads to all that have none:
-    # the failed and the pending messages.
-    if failed.more:
-        return None
-    unprocessed = count_up_to(messages.filter(Q(processed_at=None)), limit + failed.number)
-    # The failed messages were counted a moment earlier.
-    return Count(max(unprocessed.number - failed.number, 0), unprocessed.more)
 
 
 KEYED_LIMIT = 50_000
