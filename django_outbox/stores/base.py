@@ -368,7 +368,7 @@ class Store(ClaimQueries):
     # Statements.
 
     def execute(self, sql: str, params: Sequence[Any] = ()) -> int:
-        """Run a statement on the tables of `_TABLES`, and return how many rows it touched."""
+        """Run a statement as `name_tables` completes it, and return how many rows it touched."""
         with self.connection.cursor() as session:
             session.execute(self.name_tables(sql), params)
             return int(session.rowcount)
@@ -378,28 +378,20 @@ class Store(ClaimQueries):
         """Run a statement that begins with a list of ids, and return how many rows it touched."""
 
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement on the tables of `_TABLES`, and return its rows."""
+        """Run a statement as `name_tables` completes it, and return its rows."""
         with self.connection.cursor() as session:
             session.execute(self.name_tables(sql), params)
             return list(session.fetchall())
 
     def name_tables(self, sql: str) -> str:
-        """Return a statement on the tables of `_TABLES` with their names."""
-        if "{other" in sql:
-            sql = self._leaving_out(sql)
+        """Return a statement with the names of the tables, and with the condition `{others}`: not a refused message."""
+        if "{others}" in sql:
+            refused = ",".join(map(str, sorted(self._refused)))
+            sql = sql.replace("{others}", f"AND message.id NOT IN ({refused})" if refused else "")
         for name, model in _TABLES.items():
             if name in sql:
                 sql = sql.replace(name, self.connection.ops.quote_name(model._meta.db_table))
         return sql
-
-    def _leaving_out(self, sql: str) -> str:
-        """Leave out the refused messages at `{others}`, and the heads of their keys at `{other_keys}`."""
-        others = keys = ""
-        if self._refused:
-            ids, partition = ",".join(map(str, sorted(self._refused))), self.connection.ops.quote_name("partition")
-            others = f"AND id NOT IN ({ids})"
-            keys = f"AND message.{partition} NOT IN (SELECT {partition} FROM {{table}} WHERE id IN ({ids}))"
-        return sql.replace("{others}", others).replace("{other_keys}", keys)
 
 
 class LockingStore(Store):

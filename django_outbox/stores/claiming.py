@@ -111,12 +111,18 @@ class OwnedHeads(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """A message in the queue of its partition, whether or when it is due, and the bytes of its payload and headers."""
+    """A message in the queue of its partition.
+
+    Args:
+        size: the bytes of its payload and headers.
+        available_at: when it is due, if the store needs to know.
+    """
 
     partition: int
     id: int
-    due: bool | str | None
+    due: bool
     size: int
+    available_at: str = ""
 
 
 class ClaimQueries(abc.ABC):

@@ -52,7 +52,7 @@ IS_PUBLISHER = "publisher = %s AND CONVERT(publisher USING utf8mb4) COLLATE utf8
 # The index is forced because the optimiser may otherwise scan the primary key.
 UNKEYED = f"""
 SELECT id, CAST(available_at AS CHAR)
-FROM {{table}} FORCE INDEX (outbox_pending)
+FROM {{table}} message FORCE INDEX (outbox_pending)
 WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
     AND (available_at > %s OR id > %s) {{others}}
 ORDER BY available_at, id
@@ -85,7 +85,7 @@ READ_AND_LOCK = f"{READ.rstrip()} AND available_at <= UTC_TIMESTAMP(6) FOR UPDAT
 # MariaDB has no LATERAL and does not choose a loose index scan, so this reads a stretch of the index, and the first row
 # of each partition in it.
 LIST_HEADS = f"""
-SELECT message.`partition`, message.available_at <= UTC_TIMESTAMP(6) {{other_keys}}, size
+SELECT message.`partition`, message.available_at <= UTC_TIMESTAMP(6) {{others}}, size
 FROM (
     SELECT MIN(id) AS first, COUNT(*) AS size
     FROM (
@@ -116,7 +116,7 @@ ORDER BY available_at, id LIMIT %s)
 FIND_DUE = f"""
 SELECT number FROM JSON_TABLE('[{{ids}}]', '$[*]' COLUMNS (number INT PATH '$')) wanted
 WHERE (
-    SELECT available_at <= UTC_TIMESTAMP(6) {{other_keys}} FROM {{table}} message FORCE INDEX (outbox_partitions)
+    SELECT available_at <= UTC_TIMESTAMP(6) {{others}} FROM {{table}} message FORCE INDEX (outbox_partitions)
     WHERE {UNDELIVERED} AND {IS_PUBLISHER} AND `partition` = number
     ORDER BY `partition`, id LIMIT 1
 )
@@ -131,7 +131,7 @@ ADD_LOCKS = "INSERT IGNORE INTO {{locks}} (number) VALUES {rows}"
 # One branch for each partition, because in a recursive query from message to message MySQL reads and sorts a whole key
 # at each step. Under READ COMMITTED it sees everything that earlier owners of the slots have settled.
 QUEUES = """
-SELECT message.`partition`, message.id, message.available_at <= UTC_TIMESTAMP(6),
+SELECT message.`partition`, message.id, message.available_at <= UTC_TIMESTAMP(6) {{others}},
     LENGTH(message.payload) + LENGTH(message.headers)
 FROM ({queues}) queue STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = queue.id
 ORDER BY 1, 2

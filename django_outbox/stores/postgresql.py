@@ -75,7 +75,7 @@ UNKEYED = BATCH.format(
     order="available_at, id",
     carried="available_at",
     extra=", available_at AT TIME ZONE 'UTC'",
-    source="""{table}
+    source="""{table} message
                     WHERE publisher = %s AND NOT blocks_key AND available_at <= statement_timestamp()
                         AND available_at >= %s::timestamp AT TIME ZONE 'UTC' {others}
                     ORDER BY available_at, id
@@ -518,7 +518,7 @@ class PostgreSQLStore(LockingStore):
     def _due(self) -> str:
         """SQL condition of the messages with a key that are due."""
         streamed = f"AND (xid IS NULL OR {visible(self._passed)})" if self._passed else ""
-        return f"(available_at <= statement_timestamp() {streamed} {{other_keys}})"
+        return f"(available_at <= statement_timestamp() {streamed} {{others}})"
 
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.

@@ -82,7 +82,7 @@ class ClaimRequest:
             or not at all.
         passed: the snapshot up to which the publisher's stream is delivered; empty if it has none. A message with a
             key that was written later may have an earlier one in the stream, and is not due.
-        refused: the ids of messages to leave out, with the others of their keys.
+        refused: the ids of messages that are left out, with the later ones of their keys.
     """
 
     publisher: str

@@ -58,7 +58,7 @@ FROM {{table}} JOIN (
         sum(size) OVER (ORDER BY available_at, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
     FROM (
         SELECT id, available_at, length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) AS size
-        FROM {{table}}
+        FROM {{table}} message
         WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW} {{others}}
         ORDER BY available_at, id LIMIT %s
     )
@@ -78,7 +78,7 @@ UNDELIVERED = "blocks_key AND blocks_key = 1"
 Django 5.2 has created it, and `blocks_key = 1` since Django 6.1 (https://sqlite.org/partialindex.html)."""
 
 # Leases that have run out were deleted before.
-FREE = "NOT EXISTS (SELECT 1 FROM {locks} WHERE number = %s + message.partition) {other_keys}"
+FREE = "NOT EXISTS (SELECT 1 FROM {locks} WHERE number = %s + message.partition) {others}"
 
 LIST_HEADS = f"""
 WITH RECURSIVE probe(partition, due, found, step) AS (
@@ -105,7 +105,7 @@ ORDER BY available_at, id LIMIT %s
 FIND_DUE = f"""
 SELECT value FROM json_each(%s)
 WHERE (
-    SELECT available_at <= {NOW} {{other_keys}} FROM {{table}} message
+    SELECT available_at <= {NOW} {{others}} FROM {{table}} message
     WHERE publisher = %s AND {UNDELIVERED} AND partition = value ORDER BY id LIMIT 1
 )
 """
@@ -114,9 +114,9 @@ QUEUES = f"""
 WITH RECURSIVE queue(partition, id, due, size, step) AS (
     SELECT value, 0, 1, 0, 0 FROM json_each(%s)
     UNION ALL
-    SELECT next.partition, next.id, next.available_at <= {NOW},
-        length(CAST(next.payload AS BLOB)) + length(CAST(next.headers AS BLOB)), step + 1
-    FROM queue JOIN {{table}} next ON next.id = (
+    SELECT message.partition, message.id, message.available_at <= {NOW} {{others}},
+        length(CAST(message.payload AS BLOB)) + length(CAST(message.headers AS BLOB)), step + 1
+    FROM queue JOIN {{table}} message ON message.id = (
         SELECT id FROM {{table}}
         WHERE publisher = %s AND {UNDELIVERED} AND partition = queue.partition AND id > queue.id
         ORDER BY id LIMIT 1
@@ -128,8 +128,8 @@ SELECT partition, id, due, size FROM queue WHERE step > 0 ORDER BY 1, 2
 
 # All undelivered messages with a key, and all due ones without, unless there are many.
 FIND_FEW = f"""
-SELECT partition, id, iif(available_at <= {NOW}, CAST(available_at AS TEXT), NULL),
-    length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB))
+SELECT partition, id, available_at <= {NOW}, length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)),
+    CAST(available_at AS TEXT)
 FROM {{table}} WHERE id IN (
     SELECT id FROM (
         SELECT id FROM {{table}} WHERE publisher = %s AND {UNDELIVERED} ORDER BY partition, id LIMIT {FEW * FEW_OF_KEY}
@@ -454,7 +454,7 @@ class SQLiteStore(Store):
         if not messages:
             return Claim([])
         end = boot_time() + request.max_seconds
-        due = {message.id: str(message.due) for message in messages}
+        due = {message.id: message.available_at for message in messages}
         base = lock_number(publisher, 0)
         try:
             with transaction.atomic(using=self.connection.alias):

@@ -137,7 +137,7 @@ class TestOwnPartitions:
         assert allowed == [not pause, not pause, True]
 
 
-def queue(partition: int, *messages: tuple[int, bool | None, int]) -> list[Queued]:
+def queue(partition: int, *messages: tuple[int, bool, int]) -> list[Queued]:
     return [Queued(partition, id, due, size) for id, due, size in messages]
 
 
@@ -147,7 +147,7 @@ def queue(partition: int, *messages: tuple[int, bool | None, int]) -> list[Queue
         ([], []),
         (queue(1, (11, True, 1), (12, True, 1)), [11, 12]),
         (queue(1, (11, False, 1), (12, True, 1)) + queue(2, (21, True, 1)), [21]),
-        (queue(1, (11, True, 1), (12, None, 1), (13, True, 1)) + queue(2, (21, True, 1)), [21, 11]),
+        (queue(1, (11, True, 1), (12, False, 1), (13, True, 1)) + queue(2, (21, True, 1)), [21, 11]),
         (queue(1, (11, True, 1), (12, True, 1)) + queue(2, (21, True, 1), (22, True, 1)), [21, 22, 11, 12]),
         (queue(1, (11, True, 900), (12, True, 900)) + queue(2, (21, True, 50), (22, True, 50)), [21, 22, 11]),
         (queue(1, (11, True, 5000)), [11]),
