@@ -9,12 +9,10 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
-from django.db.models import ForeignKey
 
 from django_outbox.checks.registration import TAG, registered
-from django_outbox.conf import OutboxSettings, get_settings, parse_settings
+from django_outbox.conf import get_settings, parse_settings
 from django_outbox.db.autovacuum import find_untuned_rows
-from django_outbox.enqueueing.writing import CHUNK_BYTES
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.models.links import find_links
 from django_outbox.stores import find_store
@@ -32,7 +30,6 @@ LIBPQ_TIMEOUTS = (
 SERVER_SETTINGS = (
     "log_bin",
     "binlog_format",
-    "max_allowed_packet",
     "wsrep_on",
     "group_replication_single_primary_mode",
 )
@@ -41,18 +38,15 @@ SERVER_SETTINGS = (
 @registered
 def check_links() -> Iterator[CheckMessage]:
     """Check that no foreign key of another model keeps messages from being deleted."""
-    yield from map(_warn_of_link, find_links())
-
-
-def _warn_of_link(link: "ForeignKey[Any, Any]") -> CheckMessage:
-    return Warning(
-        f"{link} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so a "
-        "message that a row refers to is never deleted. With a RETENTION of timedelta(0), it is kept as a processed "
-        "one.",
-        hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
-        "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
-        id="django_outbox.W033",
-    )
+    for link in find_links():
+        yield Warning(
+            f"{link} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so a "
+            "message that a row refers to is never deleted. With a RETENTION of timedelta(0), it is kept as a "
+            "processed one.",
+            hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
+            "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
+            id="django_outbox.W033",
+        )
 
 
 @register(TAG, deploy=True)
@@ -116,7 +110,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         )
     yield from _check_characters(store.dialect)
     if isinstance(store, MySQLStore):
-        yield from _check_server(store, settings)
+        yield from _check_server(store)
     if sys.argv[1:2] == ["migrate"]:
         # Django runs the checks before it applies the migrations, so they are missing as a matter of course.
         return
@@ -140,8 +134,6 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
-        # Only the database knows whether an unmanaged model is a view.
-        yield from (_warn_of_link(link) for link in find_links(alias) if not link.model._meta.managed)
         if isinstance(store, PostgreSQLStore):
             yield from _check_postgresql(store)
 
@@ -175,7 +167,7 @@ def _check_postgresql(store: PostgreSQLStore) -> Iterator[CheckMessage]:
         )
 
 
-def _check_server(store: MySQLStore, settings: OutboxSettings | None) -> Iterator[CheckMessage]:
+def _check_server(store: MySQLStore) -> Iterator[CheckMessage]:
     """Check settings of a server of MySQL or MariaDB that a relay cannot change."""
     alias, found = store.connection.alias, store.read_settings(*SERVER_SETTINGS)
     if (found["log_bin"], found["binlog_format"]) == ("ON", "STATEMENT"):
@@ -184,15 +176,6 @@ def _check_server(store: MySQLStore, settings: OutboxSettings | None) -> Iterato
             "relays, because their transactions are READ COMMITTED.",
             hint="Set binlog_format = ROW in the configuration of the server.",
             id="django_outbox.E064",
-        )
-    wanted = 2 * max(settings.max_payload_bytes if settings else 0, CHUNK_BYTES)
-    if int(found["max_allowed_packet"]) < wanted:
-        yield Warning(
-            f"The server of the database {alias!r} has max_allowed_packet = {int(found['max_allowed_packet']):,}. It "
-            "refuses larger statements, such as an INSERT of messages that enqueue() accepts.",
-            hint=f"Set max_allowed_packet to at least {wanted:,} in the configuration of the server: twice "
-            f"OUTBOX['MAX_PAYLOAD_BYTES'], and not less than {2 * CHUNK_BYTES:,}.",
-            id="django_outbox.W065",
         )
     if found.get("wsrep_on") == "ON" or found.get("group_replication_single_primary_mode") == "OFF":
         yield Info(

@@ -125,13 +125,6 @@ def _check_function(
     if _is_generator(function):
         problem = "it is a generator, so calling it runs none of its code"
     else:
-        if _is_generator(inspect.unwrap(function)):
-            yield Warning(
-                f"The {what} {checked.name!r} is a generator under a decorator. Unless the decorator runs it, none of "
-                "its code runs, and its messages fail.",
-                hint="Write it as a function that does its work when it is called.",
-                id="django_outbox.W045",
-            )
         try:
             inspect.signature(function).bind(*parameters.split(", "))
         except TypeError as error:

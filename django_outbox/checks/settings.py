@@ -1,16 +1,13 @@
-"""Check the settings `OUTBOX`, the files of the package, and `USE_TZ`.
+"""Check the settings `OUTBOX` and `USE_TZ`.
 
 `django_outbox.conf` finds E001 to E005 and E023, `django_outbox.brokers.registry` finds E006 to E008, and
 `django_outbox.celery.configuration` finds E030 to W032.
 """
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import distributions
 from importlib.util import find_spec
-from pathlib import Path
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -32,9 +29,6 @@ STORAGE = (
     '"ALIAS": {"BACKEND": "django.core.files.storage.FileSystemStorage", '
     '"OPTIONS": {"location": "/var/lib/shop/outbox"}}'
 )
-
-DISTRIBUTION = "django-transactional-outbox"
-"""The name of this package on PyPI."""
 
 
 @registered
@@ -165,19 +159,3 @@ def check_time_zone() -> Iterator[CheckMessage]:
             hint="Set USE_TZ = True. Without it Django stores local times, but the relay compares them in UTC.",
             id="django_outbox.E009",
         )
-
-
-@registered
-def check_distribution() -> Iterator[CheckMessage]:
-    """Check, by the lists of installed files, that no other distribution owns files of this package."""
-    package = Path(__file__).parents[1]
-    # Reading one list as text takes a quarter of a millisecond; packages_distributions() takes many times as long.
-    installed = distributions(path=[str(package.parent)])
-    for name in [str(each.name) for each in installed if f"\n{package.name}/" in f"\n{each.read_text('RECORD') or ''}"]:
-        if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION:
-            yield Error(
-                f"The distribution {name!r} has installed files into {package.name}/, too. One has overwritten files "
-                "of the other.",
-                hint=f'Run "pip uninstall {name} {DISTRIBUTION}", then "pip install {DISTRIBUTION}".',
-                id="django_outbox.E029",
-            )

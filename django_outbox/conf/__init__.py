@@ -240,7 +240,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         problems.append(SettingsProblem("E004", problem, EXAMPLE))
         return {}
     if not raw or "default" not in raw:
-        hint = f"Messages go to it by default. {_suggest_default(raw)}" if raw else EXAMPLE
+        hint = f"Messages go to it by default. Add it. {EXAMPLE}"
         problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", hint))
         return {}
     publishers = {}
@@ -251,15 +251,6 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         else:
             problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", PUBLISHER_HINT))
     return publishers
-
-
-def _suggest_default(raw: Mapping[Any, Any]) -> str:
-    """Suggest to rename a publisher of a broker; tasks and handlers find theirs by its name."""
-    backends = {alias: entry.get("BACKEND") for alias, entry in raw.items() if isinstance(entry, Mapping)}
-    for alias, backend in backends.items():
-        if not str(backend).endswith((".CeleryPublisher", ".HandlersPublisher")):
-            return f"Rename {alias!r} to 'default', or add another publisher."
-    return f"Add a publisher. {EXAMPLE}"
 
 
 PUBLISHER_HINT = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -194,11 +194,6 @@ async def generator_of_async(event: Any, message: Message) -> Any:
     yield
 
 
-@wraps(generator)
-def wrapped(event: Any, message: Message) -> Any:
-    return generator(event, message)
-
-
 @pytest.mark.parametrize(
     ("function", "fallback", "found"),
     [
@@ -212,7 +207,6 @@ def wrapped(event: Any, message: Message) -> Any:
         (partial(generator), None, ["E026"]),
         (Generator(), None, ["E026"]),
         (Generator().__call__, None, ["E026"]),
-        (wrapped, None, ["W045"]),
         (good, lambda event, message, error: (yield), ["E026"]),
         (partial(good), None, []),
         (lambda event, message, *, more: None, None, ["E026"]),

@@ -39,10 +39,10 @@ def server(blocker: DjangoDbBlocker, *options: str) -> Iterator[set[str]]:
             del connections[ALIAS], connections.settings[ALIAS]
 
 
-def test_checks_find_a_log_that_takes_no_changes_of_a_relay_and_a_small_packet(django_db_blocker: DjangoDbBlocker):
-    options = ("--log-bin=log", "--binlog-format=STATEMENT", "--max-allowed-packet=4M")
+def test_a_check_finds_a_log_that_takes_no_changes_of_a_relay(django_db_blocker: DjangoDbBlocker):
+    options = ("--log-bin=log", "--binlog-format=STATEMENT")
     with server(django_db_blocker, *options) as problems:
-        assert {"E064", "W065"} <= problems
+        assert "E064" in problems
         assert "I066" not in problems
 
 
@@ -60,4 +60,4 @@ def test_a_check_finds_a_node_of_a_cluster_with_several_primaries(django_db_bloc
     )
     with server(django_db_blocker, *options) as problems:
         assert "I066" in problems
-        assert not {"E064", "W065"} & problems
+        assert "E064" not in problems

@@ -16,7 +16,6 @@ from django.utils.module_loading import import_string
 from django_outbox import OutboxMessage, brokers
 from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
-from django_outbox.checks import settings as checks_of_settings
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 from tests.support.links import link_model
@@ -187,20 +186,6 @@ def test_every_publisher_and_consumer_of_the_app_is_offered():
     assert set(exported) <= set(SHIPPED)
 
 
-@pytest.mark.parametrize(
-    ("aliases", "hint"),
-    [(["celery", "handlers", "main"], "Rename 'main' to 'default'"), (["celery", "handlers"], "Add a publisher. ")],
-)
-def test_e004_never_renames_the_publisher_of_tasks_or_handlers(aliases: list[str], hint: str):
-    backends = {
-        "celery": "django_outbox.brokers.celery.CeleryPublisher",
-        "handlers": "django_outbox.handlers.HandlersPublisher",
-        "main": SCRIPTED,
-    }
-    problem = only(found({"PUBLISHERS": {alias: {"BACKEND": backends[alias]} for alias in aliases}}), "E004")
-    assert str(problem.hint).startswith(f"Messages go to it by default. {hint}")
-
-
 def test_e002_a_publisher_outside_of_publishers():
     problem = found({"BACKEND": SCRIPTED})["django_outbox.E002"]
     assert str(problem.hint).startswith('Put it into an entry of PUBLISHERS. For example: OUTBOX = {"PUBLISHERS": {')
@@ -281,30 +266,6 @@ def test_e015_autocommit_is_off():
 def test_e015_autocommit_may_be_off_on_a_database_without_the_outbox():
     with mock.patch.dict(connections["mariadb"].settings_dict, {"AUTOCOMMIT": False}):
         assert found() == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "files", "is_foreign"),
-    [
-        ("django-outbox", "django_outbox/models.py,,\n", True),
-        ("django-outbox", "a.py,,\ndjango_outbox/models.py,,\n", True),
-        ("django-outbox", "django_outbox_pattern/models.py,,\n", False),
-        ("django_transactional_outbox", "django_outbox/models.py,,\n", False),
-    ],
-)
-def test_e029_another_distribution_has_files_in_the_package(
-    name: str, files: str, is_foreign: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "other.dist-info").mkdir()
-    (tmp_path / "other.dist-info" / "METADATA").write_text(f"Name: {name}\n")
-    (tmp_path / "other.dist-info" / "RECORD").write_text(files)
-    monkeypatch.setattr(checks_of_settings, "__file__", str(tmp_path / "django_outbox" / "checks" / "settings.py"))
-    if not is_foreign:
-        assert found() == {}
-        return
-    problem = only(found(), "E029")
-    assert "'django-outbox'" in problem.msg
-    assert "pip uninstall django-outbox django-transactional-outbox" in str(problem.hint)
 
 
 def test_checks_of_the_settings_send_no_query():
@@ -411,22 +372,6 @@ def test_w033_a_foreign_key_keeps_messages_from_being_deleted(on_delete: Any):
     with link_model(on_delete, null=True):
         problem = only(found(publishers(BACKEND=SCRIPTED)), "W033")
     assert problem.msg.startswith("contenttypes.Link.message is a foreign key to OutboxMessage.")
-
-
-@pytest.mark.django_db(databases=ALIASES, transaction=True)
-def test_w033_an_unmanaged_model_has_a_table(using: str):
-    with link_model(managed=False) as model:
-        assert found(publishers(BACKEND=SCRIPTED), databases=[using]) == {}
-        model._meta.managed = True
-        with connections[using].schema_editor() as editor:
-            editor.create_model(model)
-        model._meta.managed = False
-        try:
-            only(found(publishers(BACKEND=SCRIPTED), databases=[using]), "W033")
-        finally:
-            model._meta.managed = True
-            with connections[using].schema_editor() as editor:
-                editor.delete_model(model)
 
 
 def test_w033_is_silent_without_a_constraint_and_if_the_database_deletes():

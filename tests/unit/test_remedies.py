@@ -157,10 +157,9 @@ def paste_outbox(wrong: dict[str, Any], match: re.Match[str], message: str) -> d
 
 
 def rename(wrong: dict[str, Any], match: re.Match[str], message: str) -> dict[str, Any]:
-    """Replace the last name that the message quotes from the settings, or the one that the hint names."""
+    """Replace the last name that the message quotes from the settings."""
     meant = match["meant"].strip("'")
-    quoted = re.findall(r"'([^']+)'", match.groupdict().get("old") or message)
-    old = [name for name in quoted if repr(name) in repr(wrong["OUTBOX"])][-1]
+    old = [name for name in re.findall(r"'([^']+)'", message) if repr(name) in repr(wrong["OUTBOX"])][-1]
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
@@ -197,7 +196,6 @@ def add_storage(wrong: dict[str, Any], match: re.Match[str], message: str) -> di
 
 FOLLOWING: dict[str, Callable[[dict[str, Any], re.Match[str], str], dict[str, Any]]] = {
     r"OUTBOX = (\{.*\})\.": paste_outbox,
-    r"Rename (?P<old>'\w+') to (?P<meant>'default')": rename,
     r"Did you mean (?P<meant>[\w.']+)\?": rename,
     r"(?P<entry>\"\S+\": \[.*?\]) to OUTBOX\['ROUTES'\]": add_route,
     r"Add (?P<entry>\"\w+\": \{.*?\})[.,]": add_publisher,
