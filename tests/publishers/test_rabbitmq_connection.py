@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
@@ -11,6 +12,7 @@ from django.conf import settings
 from pika import spec
 
 from django_outbox.brokers.rabbitmq import connection
+from django_outbox.brokers.rabbitmq.publisher_connection import RabbitMQPublisherConnection
 from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
@@ -182,6 +184,19 @@ def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: Proxy, mak
     reason = make_publisher(broker_url(port=port)).prepare()
     assert reason.startswith(f"cannot connect to RabbitMQ at 127.0.0.1:{port}: ")
     assert "refused" in reason
+
+
+def test_a_connection_that_is_replaced_while_it_opens_is_opened_again(proxy: Proxy, make_publisher: MakePublisher):
+    """A thread that tries destinations ends the connection that another thread may be waiting for."""
+    proxy.hold_back()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    with ThreadPoolExecutor(1) as pool:
+        preparing = pool.submit(publisher.prepare)
+        eventually(lambda: proxy.connections == 1, "the publisher began to connect")
+        publisher._usable(RabbitMQPublisherConnection).retire()
+        eventually(lambda: preparing.done() or proxy.connections == 2, "the publisher connects again")
+        proxy.resume()
+        assert preparing.result(60) == ""
 
 
 # Losing the connection

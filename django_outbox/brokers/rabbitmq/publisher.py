@@ -13,6 +13,7 @@ from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
 from django_outbox.brokers.rabbitmq.encoding import Encoded, RabbitMQEncoder, as_event
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.publisher_connection import (
+    REPLACED,
     RabbitMQPublisherConnection,
     Transmission,
     TrialConnection,
@@ -84,7 +85,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         return f"RabbitMQ at {nodes}, exchange {self.exchange!r}"
 
     def prepare(self) -> str:
-        return self._usable(RabbitMQPublisherConnection).wait_until_ready()
+        return self._open(RabbitMQPublisherConnection)
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self.format != PLAIN:
@@ -133,10 +134,16 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
                 connection = self._connections[kind] = kind(self, self.hosts)
             return connection
 
+    def _open(self, kind: type[RabbitMQPublisherConnection]) -> str:
+        """Open a connection of this class if there is none. Return the reason if that fails, or an empty string."""
+        reason = REPLACED
+        while reason == REPLACED:
+            reason = self._usable(kind).wait_until_ready()
+        return reason
+
     def _open_trials(self) -> str:
-        """Open a new connection for trials. Return the reason if that fails, and otherwise an empty string."""
         self._end_trials()
-        return self._usable(TrialConnection).wait_until_ready()
+        return self._open(TrialConnection)
 
     def _end_trials(self) -> None:
         if TrialConnection in self._connections:

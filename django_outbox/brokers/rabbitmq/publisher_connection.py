@@ -4,6 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from threading import Lock
 
 import pika
@@ -28,6 +29,7 @@ MAX_MESSAGES_PER_TURN = 1000
 """Number of messages that a channel sends before the loop handles confirms and heartbeats."""
 
 CLOSED = "the publisher was closed"
+REPLACED = "another connection has taken over"
 
 NACKED = retry_later(
     "the broker refused the message (basic.nack): a queue is full, or could not store it", error_class="rabbitmq.nack"
@@ -292,7 +294,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._call(self._close_if_retired)
 
     def close(self) -> None:
-        self._call(self._close_now)
+        self._call(partial(self._close, CLOSED))
         self._thread.join()
 
     def _accept_no_more(self) -> None:
@@ -336,8 +338,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             return
         transmission = channel.transmission
         if transmission is None or not blames_message(error):
-            self._end(f"RabbitMQ closed the channel: {explain(error)}")
-            self._close_now()
+            self._close(f"RabbitMQ closed the channel: {explain(error)}")
             return
         self._channels.remove(channel)
         text = f"RabbitMQ refused the message: {explain(error)}"
@@ -446,10 +447,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     def _close_if_retired(self) -> None:
         if not self._accepts_more and not self.error and not self._unsent and not self._in_flight:
-            self._close_now()
-
-    def _close_now(self) -> None:
-        self._close(CLOSED)
+            self._close(REPLACED)
 
     def _explain_loss(self, error: BaseException) -> str:
         if isinstance(error, ConnectionBlockedTimeout):
@@ -471,7 +469,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 class TrialConnection(RabbitMQPublisherConnection):
     """Sends messages that try destinations."""
 
-    def _close_now(self) -> None:
+    def _close(self, error: str) -> None:
         # RabbitMQ would wait for the channels that sick queues have stalled.
-        self._end(CLOSED)
+        self._end(error)
         self._cut()
