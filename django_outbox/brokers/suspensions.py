@@ -51,6 +51,9 @@ class Suspensions(Generic[K]):
 
     Args:
         owner: the publisher, for the log.
+
+    Attributes:
+        suspended: the destinations that are set aside.
     """
 
     def __init__(
@@ -64,19 +67,13 @@ class Suspensions(Generic[K]):
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
-        self._found: dict[K, Suspension] = {}
+        self.suspended: dict[K, Suspension] = {}
         self._next_report_at = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._found
 
     def outcome(self, key: K) -> Outcome | None:
         """Return the outcome of messages for this destination while it is set aside; None if it is not."""
         with self._lock:
-            found = self._found.get(key)
+            found = self.suspended.get(key)
             return None if found is None else self._outcome(found)
 
     def begin(self, key: K, reason: str, error_class: str = "", *, least: float = 0.0) -> Outcome:
@@ -88,7 +85,7 @@ class Suspensions(Generic[K]):
         """
         with self._lock:
             now = self._clock()
-            found = self._found.get(key) or self._start(key, reason, error_class, now)
+            found = self.suspended.get(key) or self._start(key, reason, error_class, now)
             if not found.wait or found.is_trying:
                 found.wait = min(max(found.wait * 2 or FIRST_WAIT, least), MAX_WAIT)
                 found.until = now + found.wait
@@ -97,10 +94,10 @@ class Suspensions(Generic[K]):
 
     def end(self, key: K) -> None:
         """Send messages for this destination again, because it accepts them."""
-        if key not in self._found:
+        if key not in self.suspended:
             return
         with self._lock:
-            found = self._found.pop(key, None)
+            found = self.suspended.pop(key, None)
             if found is not None and found.is_reported:
                 logger.warning(
                     "%(subject)s: messages for %(destination)s are delivered again, after %(seconds).0f s",
@@ -117,7 +114,7 @@ class Suspensions(Generic[K]):
         """
         with self._lock:
             now = self._clock()
-            found = self._found.get(key)
+            found = self.suspended.get(key)
             if found is None or found.is_trying or now < found.until:
                 return False
             found.is_trying, found.until = True, now + FIRST_WAIT
@@ -126,20 +123,20 @@ class Suspensions(Generic[K]):
     def end_trial(self, key: K) -> None:
         """Allow another trial of this destination if one has had no result."""
         with self._lock:
-            found = self._found.get(key)
+            found = self.suspended.get(key)
             if found is not None and found.is_trying:
                 found.is_trying, found.until = False, self._clock()
 
     def update(self) -> None:
         """Forget destinations without messages, and log those still set aside."""
-        if not self._found:
+        if not self.suspended:
             return
         with self._lock:
             now = self._clock()
-            for key, found in list(self._found.items()):
+            for key, found in list(self.suspended.items()):
                 if now - found.until > FORGET_AFTER:
-                    del self._found[key]
-            if self._found and now >= self._next_report_at:
+                    del self.suspended[key]
+            if self.suspended and now >= self._next_report_at:
                 self._next_report_at = now + REPORT_INTERVAL
                 self._report(now)
 
@@ -148,8 +145,8 @@ class Suspensions(Generic[K]):
         return set_aside(found.reason, seconds, error_class=found.error_class)
 
     def _start(self, key: K, reason: str, error_class: str, now: float) -> Suspension:
-        is_reported = len(self._found) < MAX_REPORTED
-        if not self._found:
+        is_reported = len(self.suspended) < MAX_REPORTED
+        if not self.suspended:
             self._next_report_at = now + REPORT_INTERVAL
         if is_reported:
             logger.warning(
@@ -159,18 +156,18 @@ class Suspensions(Generic[K]):
                 destination=self._name(key),
                 reason=reason,
             )
-        found = self._found[key] = Suspension(reason, error_class, now, is_reported)
+        found = self.suspended[key] = Suspension(reason, error_class, now, is_reported)
         return found
 
     def _report(self, now: float) -> None:
-        key, oldest = min(self._found.items(), key=lambda item: item[1].since)
+        key, oldest = min(self.suspended.items(), key=lambda item: item[1].since)
         if now - oldest.since >= REPORT_INTERVAL:
             logger.warning(
                 "%(subject)s: destinations set aside: %(count)s; the oldest is %(destination)s, for %(seconds).0f s: "
                 "%(reason)s",
                 event="destination.still_set_aside",
                 subject=self._owner,
-                count=len(self._found),
+                count=len(self.suspended),
                 destination=self._name(key),
                 seconds=now - oldest.since,
                 reason=oldest.reason,

@@ -27,10 +27,10 @@ def test_a_trial_that_is_confirmed_late_resumes_the_destination():
     trial = make_batch(make_message("quorum"))
     destinations.set_aside("quorum", "stalled", "rabbitmq.stalled", trial)
     destinations.update()
-    assert "quorum" in destinations
+    assert "quorum" in destinations.suspended
     trial.set_outcome(0, ACCEPTED)
     destinations.update()
-    assert not destinations
+    assert not destinations.suspended
     assert destinations.outcome("quorum") is None
 
 

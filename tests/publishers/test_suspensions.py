@@ -40,7 +40,7 @@ def test_after_the_end_the_wait_begins_at_one_second_again(suspensions: Suspensi
     assert suspensions.begin_trial("full")
     assert begin(suspensions) == 2
     suspensions.end("full")
-    assert (bool(suspensions), suspensions.outcome("full")) == (False, None)
+    assert (suspensions.suspended, suspensions.outcome("full")) == ({}, None)
     assert begin(suspensions) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_destination_that_was_not_set_aside_cannot_be_tried_or_ended(suspensio
     assert not suspensions.begin_trial("other")
     suspensions.end_trial("other")
     suspensions.end("other")
-    assert "other" not in suspensions
+    assert "other" not in suspensions.suspended
 
 
 def test_a_destination_without_messages_is_forgotten(suspensions: Suspensions[str], clock: Clock):
@@ -87,8 +87,8 @@ def test_a_destination_without_messages_is_forgotten(suspensions: Suspensions[st
     begin(suspensions)
     clock.now += 20
     suspensions.update()
-    assert "gone" not in suspensions
-    assert "full" in suspensions
+    assert "gone" not in suspensions.suspended
+    assert "full" in suspensions.suspended
 
 
 def test_the_log_has_the_beginning_a_line_per_minute_and_the_end(

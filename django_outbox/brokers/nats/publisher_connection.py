@@ -114,7 +114,7 @@ class NatsPublisherConnection(NatsConnection):
                 error = f"headers and payload are {length:,} bytes; the server's max_payload is {max_payload:,}"
                 self._set_outcome((call, index), rejected(error, error_class="nats.too_large"))
                 continue
-            if self._suspensions and not self._suspensions.begin_trial(subject):
+            if self._suspensions.suspended and not self._suspensions.begin_trial(subject):
                 outcome = self._suspensions.outcome(subject)
                 if outcome is not None:
                     self._set_outcome((call, index), outcome)
@@ -157,7 +157,7 @@ class NatsPublisherConnection(NatsConnection):
             self._unrouted.append(sent)
         elif (outcome := read_response(data)) is not None:
             del self._in_flight[token]
-            if self._suspensions:
+            if self._suspensions.suspended:
                 self._suspensions.end(_subject(sent))
             self._set_outcome(sent, outcome)
         self._has_room.set()

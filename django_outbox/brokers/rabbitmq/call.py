@@ -41,7 +41,7 @@ class Destinations(Suspensions[str]):
     def update(self) -> None:
         """Resume destinations whose trial was confirmed late, forget unused ones, and log the others."""
         with self._lock:
-            self._unconfirmed = {each: trial for each, trial in self._unconfirmed.items() if each in self}
+            self._unconfirmed = {each: trial for each, trial in self._unconfirmed.items() if each in self.suspended}
             late = [each for each, trial in self._unconfirmed.items() if trial.outcomes[0] is ACCEPTED]
         for destination in late:
             self.end(destination)
@@ -63,7 +63,7 @@ class Destinations(Suspensions[str]):
         with self._lock:
             if len(self._trusted) > MAX_TRUSTED:
                 self._trusted.clear()
-            self._trusted.update(each for each in destinations if each not in self)
+            self._trusted.update(each for each in destinations if each not in self.suspended)
 
     def is_trusted(self, destination: str) -> bool:
         """Return whether messages for this destination can be sent with others; it must be tried before otherwise."""
@@ -72,7 +72,7 @@ class Destinations(Suspensions[str]):
     def begin_round(self) -> bool:
         now = self._clock()
         with self._lock:
-            if now < self._next_round_at or all(now < each.until for each in self._found.values()):
+            if now < self._next_round_at or all(now < each.until for each in self.suspended.values()):
                 return False
             self._next_round_at = now + ROUND_INTERVAL
             return True
@@ -121,7 +121,7 @@ class RabbitMQCall(Call[Message]):
             index
             for index in self._first_per_destination(self.without_outcome())
             if not destinations.is_trusted(name := self._destination(index))
-            and (name not in destinations or (is_round and destinations.begin_trial(name)))
+            and (name not in destinations.suspended or (is_round and destinations.begin_trial(name)))
         ]
         try:
             self._run_trials(trials)
@@ -210,7 +210,7 @@ class RabbitMQCall(Call[Message]):
 
     def _is_set_aside(self, index: int) -> bool:
         destination = self._destination(index)
-        return destination in self._set_aside_now or destination in self._destinations
+        return destination in self._set_aside_now or destination in self._destinations.suspended
 
     def _destination(self, index: int) -> str:
         return self.messages[index].destination

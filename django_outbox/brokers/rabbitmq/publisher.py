@@ -90,10 +90,10 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self.format != PLAIN:
             messages = [as_event(message, self.source) for message in messages]
-        if self._destinations:
+        if self._destinations.suspended:
             self._destinations.update()
         transmission = None
-        if not self._destinations:
+        if not self._destinations.suspended:
             self._end_trials()
             transmission = self._submit(messages)
             transmission.wait()
