@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
-    from django_outbox.brokers.publisher import BatchRefused, Publisher, TransactionalPublisher
+    from django_outbox.brokers.publisher import BatchRefused, Publisher
 
-__all__ = ["BatchRefused", "Consumer", "Incoming", "Publisher", "TransactionalPublisher", "Unavailable"]
+__all__ = ["BatchRefused", "Consumer", "Incoming", "Publisher", "Unavailable"]
 
 _OF_CONSUMERS = ("Consumer", "Incoming", "Unavailable")
 

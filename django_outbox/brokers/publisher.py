@@ -3,14 +3,11 @@
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from django_outbox.messages import Message, Outcome
 
-if TYPE_CHECKING:
-    from django_outbox.retry import RetryEntry
-
-__all__ = ["BatchRefused", "Publisher", "TransactionalPublisher"]
+__all__ = ["BatchRefused", "Publisher"]
 
 
 class BatchRefused(Exception):
@@ -60,6 +57,8 @@ class Publisher(abc.ABC):
 
     messaging_system: ClassVar[str] = "django_outbox"
     """The kind of broker in traces: `messaging.system` of OpenTelemetry's semantic conventions, such as `kafka`."""
+    has_broker: ClassVar[bool] = True
+    """Whether it sends to a broker. In tests that use `django_outbox.testing`, a `MemoryPublisher` stands in for it."""
     broker_name: ClassVar[str] = ""
     """The name of the broker in messages and logs, such as "RabbitMQ"; empty if it has none."""
     batch_size: ClassVar[int | None] = None
@@ -112,66 +111,3 @@ class Publisher(abc.ABC):
 
     def close(self) -> None:
         """Release connections and threads. The publisher can be used again afterwards, and then reconnects."""
-
-
-class TransactionalPublisher(Publisher):
-    """Delivers messages by writing to the database that they come from, in the transaction of the claim.
-
-    Everything that it writes is committed together with the new state of the messages, or not at all. The relay calls
-    `handle` for one message at a time, in the order of the claim, each in a savepoint. It is called in the relay's
-    thread, where Django's connection for `using` has the transaction open.
-
-    If `in_transaction` is False, `handle` is called outside of any transaction, for as long as it takes: a lease, which
-    the relay renews, keeps the message from other relays. The other methods are still called in the transaction that
-    writes the message's new state.
-
-    Attributes:
-        in_transaction: whether `handle` is called in the transaction of the claim.
-        batch_seconds: seconds after which no further message of a batch is begun; the others go back unchanged. All
-            locks that the batch has taken are held for that long.
-    """
-
-    batch_size = 20
-    in_transaction: bool = True
-    batch_seconds: float = 1.0
-
-    @abc.abstractmethod
-    def handle(self, message: Message, using: str) -> Outcome:
-        """Deliver one message and return its outcome.
-
-        Unless the outcome is `ACCEPTED`, everything that was written for the message in the transaction is rolled back.
-        An exception is a deferred message.
-        """
-
-    def own_retry(self, message: Message) -> "RetryEntry | None":
-        """Return the retry policy of this message, which takes precedence over `RETRY`, as `read_entry` has read it."""
-        return None
-
-    def record_success(self, message: Message, using: str) -> None:
-        """Record an accepted message, in the transaction that writes its new state.
-
-        It is called only if `in_transaction` is False; otherwise `handle` writes in that transaction. It is called in a
-        savepoint; an exception is a deferred message.
-        """
-
-    def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
-        """Return `ACCEPTED` if a message that would fail now was dealt with in another way, or the final outcome.
-
-        It is called in its own savepoint.
-        """
-        return outcome
-
-    def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
-        """Record a counted attempt that was not accepted, in the transaction that writes the message's new state.
-
-        Everything that `handle` and `handle_failed` wrote was rolled back. It is called in a savepoint; an exception is
-        logged and rolls back the savepoint.
-
-        Args:
-            message: the message; its `attempts` do not count this one.
-            final: whether the message fails; otherwise it is retried.
-        """
-
-    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        """Raise TypeError: messages are delivered one by one, by `handle`."""
-        raise TypeError(f"the publisher {self.alias!r} delivers messages only in a relay, which calls `handle`")

@@ -7,7 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers.memory import MemoryPublisher, open_blocks
-from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import ConsumerConfig, PublisherConfig, SettingsProblem, get_settings
 
 EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
@@ -46,7 +46,7 @@ def make_publisher(publisher_alias: str) -> Publisher:
         )
     config = publishers[publisher_alias]
     # Tests need no driver.
-    if open_blocks and not issubclass(import_backend(config.backend), TransactionalPublisher):
+    if open_blocks and getattr(import_backend(config.backend), "has_broker", True):
         return MemoryPublisher(publisher_alias)
     return build_publisher(publisher_alias, config)
 

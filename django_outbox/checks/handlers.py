@@ -6,7 +6,6 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
 
-from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.brokers.registry import import_backend
 from django_outbox.checks.registration import of_settings, registered
 from django_outbox.conf import OutboxSettings
@@ -32,7 +31,7 @@ def check_handlers(settings: OutboxSettings) -> Iterator[CheckMessage]:
             id="django_outbox.W025",
         )
     alias = settings.dead_letter_publisher
-    if alias is not None and issubclass(backends[alias], TransactionalPublisher):
+    if alias in calling:
         yield Error(
             f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {alias!r}, which takes no copies of failed messages: it delivers "
             "messages of the outbox only.",

@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from django.db import Error, connections
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.brokers.options import require_choice, require_flag, require_seconds
-from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.brokers.outcomes import read_outcome
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.writing import new_row
 from django_outbox.events.registry import decode_message
@@ -91,10 +92,11 @@ class Call(NamedTuple):
     began: float
 
 
-class HandlersPublisher(TransactionalPublisher):
+class HandlersPublisher(Publisher):
     """Calls the handler of each message, by default in a savepoint of the transaction of its claim.
 
-    A message with several handlers is split into one for each.
+    What a handler writes there is committed together with the new state of the message, or not at all. A message with
+    several handlers is split into one for each.
 
     Args:
         alias: the publisher's name in the settings.
@@ -106,11 +108,16 @@ class HandlersPublisher(TransactionalPublisher):
             unchanged.
 
     Attributes:
+        in_transaction: the option `transaction`. If it is False, a lease keeps the message from other relays; all
+            methods but `handle` are still called in the transaction that writes the message's new state.
         calls: the handlers at work, by the thread that each one is called in.
 
     Raises:
         ImproperlyConfigured: an option is wrong.
     """
+
+    has_broker = False
+    batch_size = 20
 
     def __init__(
         self,
@@ -138,8 +145,16 @@ class HandlersPublisher(TransactionalPublisher):
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
 
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        """Raise TypeError: messages are delivered one by one, by `handle`."""
+        raise TypeError(f"the publisher {self.alias!r} delivers messages only in a relay, which calls `handle`")
+
     def handle(self, message: Message, using: str) -> Outcome:
-        """Call the handler of a message, or split the message if its type has several; return the outcome."""
+        """Call the handler of a message, or split the message if its type has several; return the outcome.
+
+        Unless it is `ACCEPTED`, the relay rolls back what was written in the transaction. An exception is a deferred
+        message.
+        """
         found, restored = _find(message)
         if found is not None:
             outcome = self._call(found, restored, using)
@@ -154,12 +169,12 @@ class HandlersPublisher(TransactionalPublisher):
         return ACCEPTED if self._skips_unhandled else _no_handler(message)
 
     def own_retry(self, message: Message) -> RetryEntry | None:
-        """Return the retry policy of the handler of a message, if it has one."""
+        """Return the retry policy of the handler of a message, which takes precedence over `RETRY`, if it has one."""
         found, _ = _find(message)
         return None if found is None else found.retry
 
     def record_success(self, message: Message, using: str) -> None:
-        """Call the finisher of the handler that has handled a message, if there is one."""
+        """Call the finisher of the handler of an accepted message, if there is one and `in_transaction` is False."""
         found, restored = _find(message)
         if found is not None and found.finisher is not None:
             found.finisher(restored, using)
@@ -202,7 +217,12 @@ class HandlersPublisher(TransactionalPublisher):
         )
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
-        """Call the recorder of the handler in which an attempt was not accepted, if there is one."""
+        """Call the recorder of the handler in which an attempt was counted and not accepted, if there is one.
+
+        Args:
+            message: the message; its `attempts` do not count this one.
+            final: whether the message fails; otherwise it is retried.
+        """
         found, restored = _find(message)
         if found is not None and found.recorder is not None:
             found.recorder(decode_message(restored), restored, outcome, final, using)
@@ -245,7 +265,7 @@ class HandlersPublisher(TransactionalPublisher):
                 f"the handler {found.name} returned an outcome {returned.kind.value!r}; return retry_later(), "
                 "set_aside() or rejected()"
             )
-        return returned
+        return read_outcome(returned)
 
     def _run(
         self, found: AnyHandler, function: Callable[..., Any], event: Any, message: Message, *error: Any, using: str

@@ -8,9 +8,10 @@ from typing import NamedTuple, cast
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.db.errors import may_pass
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.messages import Message, OutcomeKind, Unreadable
 from django_outbox.relay.breakers import name_publisher
 from django_outbox.relay.dead_letters import copy_failed
@@ -120,7 +121,7 @@ class Phases:
         """The rules by which outcomes become new states."""
 
         def retry(message: Message) -> RetryPolicy:
-            own = self.publisher.own_retry(message) if isinstance(self.publisher, TransactionalPublisher) else None
+            own = self.publisher.own_retry(message) if isinstance(self.publisher, HandlersPublisher) else None
             return self.settings.retry_policy(self.publisher.alias, message.type, own)
 
         return Policy(retry, self.settings.failed_blocks_key)

@@ -6,10 +6,11 @@ from functools import partial
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.outcomes import prepare_publisher
-from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.db.errors import shows_refusal
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.models import RateLimit
 from django_outbox.relay.batch import DeliveryResult, Phases, Unsettled
 from django_outbox.relay.handling.leased import LeasedDeliverer
@@ -134,7 +135,7 @@ def make_deliverer(
     publisher: Publisher, phases: Phases, state: RelayState
 ) -> BrokerDeliverer | TransactionalDeliverer | LeasedDeliverer:
     """Return what delivers the batches of a publisher: through a broker, or with writes to the database."""
-    if not isinstance(publisher, TransactionalPublisher):
+    if not isinstance(publisher, HandlersPublisher):
         return BrokerDeliverer(phases)
     if publisher.in_transaction:
         return TransactionalDeliverer(phases, publisher, state.handler_locks[publisher.alias])
@@ -151,12 +152,12 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
         reads_log: whether the source may read the database's log, which takes a moment to begin.
     """
     alias, settings, limits = publisher.alias, state.settings, state.limits
-    transactional = isinstance(publisher, TransactionalPublisher)
+    transactional = isinstance(publisher, HandlersPublisher)
     table = TableSource(state.using, alias, settings, transactional=transactional, calls=state.database_calls)
     if not table.store.streams:
         return table
     # A lease is taken of a message in the table.
-    only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
+    only_from_table = isinstance(publisher, HandlersPublisher) and not publisher.in_transaction
     log = None
     if reads_log and alias in settings.from_log and not only_from_table:
         log = LogFollower(table, state.wake_ups.wake, limits)

@@ -8,7 +8,7 @@ from functools import partial
 
 from django.db import connections, router
 
-from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import OutboxSettings, get_settings
 from django_outbox.db.transactions import is_private, refuse_transaction
@@ -307,7 +307,7 @@ class Relay:
 
 
 def _choose_batch_size(publisher: Publisher, requested: int | None, settings: OutboxSettings) -> int:
-    if isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction:
+    if isinstance(publisher, HandlersPublisher) and not publisher.in_transaction:
         # It may work on one for hours, and other relays may have the next.
         return 1
     config = settings.publishers.get(publisher.alias)

@@ -12,10 +12,9 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import get_settings
-from django_outbox.handlers import handler
+from django_outbox.handlers import HandlersPublisher, handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.batch import Phases
@@ -372,7 +371,7 @@ def test_relays_take_turns_in_postgresql_after_a_conflict():
         settings = get_settings()
         source = TableSource("postgresql", "default", settings, transactional=True)
         publisher = make_publisher("default")
-        assert isinstance(publisher, TransactionalPublisher)
+        assert isinstance(publisher, HandlersPublisher)
         TransactionalDeliverer(Phases(publisher, source, settings), publisher, lock).deliver(1)
 
     put(2, "postgresql")

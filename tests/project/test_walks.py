@@ -13,7 +13,7 @@ MOST = {
     "enqueue": 8 if django.VERSION >= (6, 0) else 9,
     "claim, publish and settle": 20,
     "claim, publish to RabbitMQ and settle": 26,
-    "claim, call a handler and settle": 23,
+    "claim, call a handler and settle": 22,
     "receive from RabbitMQ, store and settle": 16,
     "outbox_status": 11,
 }

@@ -9,9 +9,9 @@ from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
-from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass, shows_refused_row
 from django_outbox.db.transactions import is_private, is_usable
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
 from django_outbox.relay.batch import Batch, DeliveryResult, Phases
 from django_outbox.relay.decisions import Decisions
@@ -44,7 +44,7 @@ class LeasedDeliverer:
     the relay is stopping.
     """
 
-    def __init__(self, phases: Phases, publisher: TransactionalPublisher) -> None:
+    def __init__(self, phases: Phases, publisher: HandlersPublisher) -> None:
         self._phases = phases
         self._publisher = publisher
         self._savepoints = Savepoints(phases, publisher)

@@ -10,11 +10,10 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
-from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.errors import may_pass
 from django_outbox.db.transactions import Savepoint, TransactionBroken, is_usable
 from django_outbox.exceptions import TransactionTimeout
-from django_outbox.handlers.publisher import NotRun, finish
+from django_outbox.handlers.publisher import HandlersPublisher, NotRun, finish
 from django_outbox.messages import (
     ACCEPTED,
     MAX_ERROR_LENGTH,
@@ -110,7 +109,7 @@ class Savepoints:
     """
 
     phases: Phases
-    publisher: TransactionalPublisher
+    publisher: HandlersPublisher
     admits_conflict: Callable[[int], bool] = lambda id: False
 
     @property
@@ -223,10 +222,11 @@ class Savepoints:
         savepoint, idle = Savepoint(connection), _IdleTimer()
         with connection.execute_wrapper(idle):
             try:
-                outcome = read_outcome(work(connection.alias))
+                outcome = work(connection.alias)
                 if outcome is ACCEPTED:
                     savepoint.release(get_store(connection).check_constraints)
                 else:
+                    outcome = read_outcome(outcome)
                     savepoint.roll_back()
             except TransactionBroken as error:
                 raise TransactionLost(message, self._explain(error, idle), attempted) from error

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from django.db import Error
 
-from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.transactions import is_usable
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.messages import Message, OutcomeKind
 from django_outbox.relay.batch import Batch, DeliveryResult, Phases, Unsettled
 from django_outbox.relay.decisions import Decisions
@@ -57,7 +57,7 @@ class TransactionalDeliverer:
         lock: held by the workers of the publisher after such a conflict.
     """
 
-    def __init__(self, phases: Phases, publisher: TransactionalPublisher, lock: HandlerLock) -> None:
+    def __init__(self, phases: Phases, publisher: HandlersPublisher, lock: HandlerLock) -> None:
         self._phases = phases
         self._publisher = publisher
         self._lock = lock
