@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django.contrib.admin.models import LogEntry
-from django.db import connections, router
+from django.db import router
 
 from django_outbox.admin.locking import Target
 from django_outbox.admin.operations import (
@@ -30,7 +30,6 @@ from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.monitoring.queues import ERROR_START, list_failures, list_retrying
-from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint, first_line
 
@@ -83,7 +82,7 @@ def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int
         WITHOUT_KEY, publisher=publisher, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
     ).order_by("available_at", "id")
     ids = list(unkeyed.values_list("id", flat=True)[:limit])
-    heads = list_retrying(get_store(connections[using]), publisher, limit)
+    heads = list_retrying(using, publisher, limit)
     waiting = messages.filter(attempts__gt=0, available_at__gt=now, available_at__lt=HELD_BY_PAUSE).order_by("id")
     columns: Any = waiting.values_list(*_Waiting._fields[:-1], ERROR_START)
     rows = [row for part in batches([*ids, *heads]) for row in columns.filter(pk__in=part)]

@@ -7,9 +7,10 @@ bounded and reads an index.
 import datetime
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -20,7 +21,7 @@ from django.db.models.functions import Left
 from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
-from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
+from django_outbox.models.message import WITH_KEY, WITHOUT_KEY, batches
 from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup, PublisherStatus
 from django_outbox.stores import Store, get_store
 from django_outbox.stores.clock import read_clock
@@ -33,58 +34,6 @@ MAX_ENTRIES = 10_000
 
 MAX_BLOCKED = 20
 """Maximum number of blocked keys of a publisher that are listed."""
-
-# Scalar subqueries look up each head by its id. For a join, PostgreSQL reads the whole table.
-HEADS = """
-FROM (
-    SELECT id, size, due, (
-        SELECT CASE
-            WHEN message.available_at IS NULL THEN 'failed'
-            WHEN message.available_at <= {now} THEN 'due'
-            WHEN message.available_at = %s THEN 'paused'
-            WHEN message.available_at > %s THEN 'held'
-            WHEN message.attempts > 0 THEN 'retrying'
-            ELSE 'delayed'
-        END
-        FROM {{table}} message WHERE message.id = oldest.id
-    ) AS state
-    FROM (
-        SELECT MIN(id) AS id, COUNT(*) AS size, COUNT(CASE WHEN due_at <= {now} THEN 1 END) AS due
-        FROM (
-            SELECT {{table}}.partition AS number, {{table}}.id AS id, {{table}}.available_at AS due_at
-            FROM {{table}} {use_partitions}
-            WHERE {undelivered} AND publisher = %s
-            ORDER BY {{table}}.partition, {{table}}.id LIMIT %s
-        ) stretch
-        GROUP BY number
-    ) oldest
-) head
-"""
-
-TOTALS = """
-SELECT COALESCE(SUM(size), 0), COUNT(CASE WHEN state = 'retrying' THEN 1 END),
-    COALESCE(SUM(CASE WHEN state <> 'due' THEN due END), 0), COUNT(CASE WHEN state = 'paused' THEN 1 END) {heads}
-"""
-
-OLDEST_DUE = """
-SELECT id FROM (
-    SELECT id, (SELECT message.available_at FROM {{table}} message WHERE message.id = head.id) AS due_at
-    {heads} WHERE state = 'due'
-) due ORDER BY due_at, id LIMIT 1
-"""
-
-BLOCKED = (
-    "SELECT id, size - 1 {heads} WHERE size > 1 AND state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
-)
-
-BEHIND_PAUSED = """
-SELECT type, SUM(due) FROM (
-    SELECT due, (SELECT message.type FROM {{table}} message WHERE message.id = head.id) AS type
-    {heads} WHERE state = 'paused'
-) paused GROUP BY type
-"""
-
-RETRYING = "SELECT id {heads} WHERE state = 'retrying' ORDER BY id LIMIT %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,39 +52,78 @@ class Heads:
     behind_paused: Mapping[str, Count] = field(default_factory=dict)
 
 
-def read_heads(store: Store, publisher: str) -> Heads:
+class Head(NamedTuple):
+    """The head of a partition, with the number of undelivered messages there, and of those that are due."""
+
+    id: int
+    available_at: datetime.datetime | None
+    size: int
+    due: int
+    is_due: bool
+
+
+def read_heads(using: str, publisher: str) -> Heads:
     """Read the figures of a publisher's heads."""
-    fetch = partial(_fetch, store, publisher)
-    ((size, retrying, waiting, paused),) = fetch(TOTALS)
-    if not size:
-        return Heads()
-    messages = OutboxMessage.objects.using(store.connection.alias)
-    complete = size < MAX_ENTRIES
-
-    def counted(number: Any) -> Count:
-        return Count(int(number), more=not complete)
-
+    heads, complete = _list_heads(using, publisher)
+    due_at = [head.available_at for head in heads if head.is_due and head.available_at]
+    retrying = set(_find_retrying(using, heads))
+    blocking = [head for head in heads if head.size > 1 and (head.available_at is None or head.id in retrying)]
+    blocking.sort(key=lambda head: (-head.size, head.id))
+    messages = OutboxMessage.objects.using(using)
+    behind_paused: Counter[str] = Counter()
+    paused = {head.id: head.due for head in heads if head.due and head.available_at == HELD_BY_PAUSE}
+    for ids in batches(paused):
+        for id, type in messages.filter(pk__in=ids).values_list("pk", "type"):
+            behind_paused[type] += paused[id]
+    more = not complete
     return Heads(
         complete=complete,
-        retrying=counted(retrying),
-        waiting=counted(waiting),
-        oldest_due=messages.filter(pk__in=[id for (id,) in fetch(OLDEST_DUE)])
-        .values_list("available_at", flat=True)
-        .first(),
-        blocked_keys=describe_blocked(messages, {id: counted(size) for id, size in fetch(BLOCKED, MAX_BLOCKED)}),
-        behind_paused={type: counted(number) for type, number in fetch(BEHIND_PAUSED)} if paused else {},
+        retrying=Count(len(retrying), more),
+        waiting=Count(sum(head.due for head in heads if not head.is_due), more),
+        oldest_due=min(due_at, default=None),
+        blocked_keys=describe_blocked(
+            messages, {head.id: Count(head.size - 1, more) for head in blocking[:MAX_BLOCKED]}
+        ),
+        behind_paused={type: Count(number, more) for type, number in behind_paused.items()},
     )
 
 
-def list_retrying(store: Store, publisher: str, limit: int) -> list[int]:
+def list_retrying(using: str, publisher: str, limit: int) -> list[int]:
     """Return the ids of a publisher's heads that wait for another attempt, at most `limit`."""
-    return [id for (id,) in _fetch(store, publisher, RETRYING, limit)]
+    heads, _ = _list_heads(using, publisher)
+    return list(islice(_find_retrying(using, heads), limit))
 
 
-def _fetch(store: Store, publisher: str, sql: str, *params: int) -> list[tuple[Any, ...]]:
-    heads = HEADS.format(now=store.now, undelivered=store.undelivered, use_partitions=store.use_partitions)
-    held = store.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
-    return store.fetch(sql.format(heads=heads), [held, held, publisher, MAX_ENTRIES, *params])
+def _list_heads(using: str, publisher: str) -> tuple[list[Head], bool]:
+    """Return the heads among the first undelivered messages of a publisher with a key, and whether these are all."""
+    messages = _undelivered(OutboxMessage.objects.using(using).filter(publisher=publisher))
+    entries = list(messages.values_list("partition", "id", "available_at")[:MAX_ENTRIES])
+    # Read afterwards, so that what was enqueued in the meantime counts as due.
+    now = read_clock(using)
+    heads = []
+    for _, group in groupby(entries, key=itemgetter(0)):
+        members = [(id, available_at) for _, id, available_at in group]
+        due = sum(at is not None and at <= now for _, at in members)
+        first, at = members[0]
+        heads.append(Head(first, at, len(members), due, at is not None and at <= now))
+    return heads, len(entries) < MAX_ENTRIES
+
+
+def _find_retrying(using: str, heads: Iterable[Head]) -> Iterator[int]:
+    later = [head.id for head in heads if not head.is_due and head.available_at and head.available_at < HELD_BY_PAUSE]
+    messages = OutboxMessage.objects.using(using).filter(attempts__gt=0).order_by("pk")
+    for ids in batches(later):
+        yield from messages.filter(pk__in=ids).values_list("pk", flat=True)
+
+
+def _undelivered(messages: OutboxMessageQuerySet) -> OutboxMessageQuerySet:
+    """Return the undelivered messages with a key, in the order of the index of the partitions."""
+    # SQLite finds the index by one of both conditions: its condition is spelled by the release that made it.
+    messages = messages.filter(WITH_KEY, blocks_key=True).order_by("publisher", "partition", "id")
+    if connections[messages.db].features.supports_partial_indexes:
+        return messages
+    # Here the index has the processed messages as well.
+    return messages.filter(processed_at=None)
 
 
 def describe_blocked(messages: OutboxMessageQuerySet, waiting: dict[int, Count]) -> tuple[BlockedKey, ...]:
@@ -219,7 +207,7 @@ def read_queues(using: str, publishers: Iterable[str]) -> list[PublisherStatus]:
     store, now = get_store(connections[using]), read_clock(using)
     streams = find_streams(store)
     return [
-        read_queue(using, alias, now, read_heads(store, alias), read_stream(using, alias, streams))
+        read_queue(using, alias, now, read_heads(using, alias), read_stream(using, alias, streams))
         for alias in publishers
     ]
 
@@ -235,9 +223,8 @@ def _count_keyed(messages: OutboxMessageQuerySet, **conditions: Q) -> dict[str, 
     pending = Q(available_at__isnull=False)
     if connections[messages.db].features.supports_partial_indexes:
         return _count(messages.filter(WITH_KEY, pending), MAX_COUNT, all=Q(), **conditions)
-    # The index by due time has the processed messages as well there, so the one that ends at the undelivered is read.
-    undelivered = messages.filter(blocks_key=True, processed_at=None).order_by("partition", "id")
-    return _count(undelivered, MAX_COUNT, all=pending, **conditions)
+    # The index by due time has the processed messages as well there.
+    return _count(_undelivered(messages), MAX_COUNT, all=pending, **conditions)
 
 
 def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict[str, Count]:

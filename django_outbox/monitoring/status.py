@@ -132,7 +132,7 @@ def read_status(using: str) -> Status:
     not_all_heads: list[str] = []
     all_keys = True
     for alias in aliases:
-        heads = read_heads(store, alias)
+        heads = read_heads(using, alias)
         blocked += heads.blocked_keys
         all_keys &= heads.complete and len(heads.blocked_keys) < MAX_BLOCKED
         if not heads.complete:

@@ -45,7 +45,6 @@ def test_each_query_reads_an_index_up_to_its_limit(using: str):
     assert not result.failures_are_complete
     statements = [query["sql"] for query in queries if TABLE in query["sql"]]
     assert len(statements) > 10
-    assert any("GROUP BY type" in sql for sql in statements), "messages behind those of a paused type"
     for sql in statements:
         if using == "postgresql":
             check_postgresql(sql)

@@ -17,7 +17,6 @@ from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.verdicts import judge
 from django_outbox.relay.reports import DeliveryCounts
 from django_outbox.relay.state import Tally
-from django_outbox.stores import get_store
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.stream import Waiting
 from tests.conftest import ALIASES
@@ -129,7 +128,7 @@ def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
 def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: int):
     """A relay delivers between two statements."""
     ids = put(3, using, keys=keys)
-    heads = queues.read_heads(get_store(connections[using]), "default")
+    heads = queues.read_heads(using, "default")
     messages = OutboxMessage.objects.using(using)
     messages.filter(pk__in=ids[:2]).delete()
     now = read_clock(using) + minutes(1)
@@ -145,9 +144,7 @@ def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: in
 def test_a_message_that_is_enqueued_while_figures_are_read_is_not_delayed(using: str, keys: int):
     now = read_clock(using) - minutes(1)
     put(3, using, keys=keys)
-    found = queues.read_queue(
-        using, "default", now, queues.read_heads(get_store(connections[using]), "default"), Waiting()
-    )
+    found = queues.read_queue(using, "default", now, queues.read_heads(using, "default"), Waiting())
     assert (found.due, found.delayed) == (Count(3), Count())
 
 
