@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, IntegrityError, connections, models, transaction
 from django.db.models.signals import post_delete, post_save, pre_save
@@ -56,27 +55,12 @@ class TestSaving:
         assert payloads(using) == [{"id": purchase.pk, "number": "A-1"}, {"id": 0, "number": "second"}]
         assert Purchase.objects.using(using).count() == 1
 
-    def test_a_second_save_enqueues_nothing(self, purchase: Purchase, using: str):
-        purchase.record(changed)
-        purchase.save(using=using)
-        purchase.save(using=using)
-        assert len(payloads(using)) == 1
-
     def test_the_messages_go_to_the_database_of_the_instance(self, purchase: Purchase, using: str):
         purchase.save(using=using)
         purchase.record(changed)
         # The router chooses the database that the instance came from.
         purchase.save()
         assert {alias: len(payloads(alias)) for alias in ALIASES} == {alias: int(alias == using) for alias in ALIASES}
-
-    def test_a_rollback_of_the_outer_transaction_removes_both(self, purchase: Purchase, using: str):
-        purchase.record(changed)
-        with pytest.raises(Undo), transaction.atomic(using=using):
-            purchase.save(using=using)
-            assert len(payloads(using)) == 1
-            raise Undo
-        assert payloads(using) == []
-        assert Purchase.objects.using(using).count() == 0
 
     def test_events_are_kept_when_save_fails(self, purchase: Purchase, using: str):
         Purchase(number="A-1").save(using=using)
@@ -100,23 +84,12 @@ class TestSaving:
                 purchase.save(using=using)
             purchase = Purchase(number="A-1")
 
-    def test_receivers_of_post_save_may_record(self, purchase: Purchase, using: str):
-        def receive(instance: Purchase, **_: Any) -> None:
-            instance.record(changed)
-
-        post_save.connect(receive, sender=Purchase)
-        try:
-            purchase.save(using=using)
-        finally:
-            post_save.disconnect(receive, sender=Purchase)
-        assert payloads(using) == [{"id": purchase.pk, "number": "A-1"}]
-
-    def test_a_receiver_that_saves_again_enqueues_each_event_once(self, purchase: Purchase, using: str):
+    def test_a_receiver_that_records_and_saves_again_enqueues_each_event_once(self, purchase: Purchase, using: str):
         def receive(instance: Purchase, created: bool, **_: Any) -> None:
             if created:
+                instance.record(changed)
                 instance.save(using=using)
 
-        purchase.record(changed)
         post_save.connect(receive, sender=Purchase)
         try:
             purchase.save(using=using)
@@ -132,11 +105,6 @@ class TestSaving:
             with CaptureQueriesContext(connections[using]) as plain:
                 models.Model.save(purchase, using=using)
         assert len(queries) == len(plain)
-
-    def test_asave_enqueues(self, purchase: Purchase, using: str):
-        purchase.record(changed)
-        async_to_sync(purchase.asave)(using=using)
-        assert payloads(using) == [{"id": purchase.pk, "number": "A-1"}]
 
 
 def put_wrong(instance: Purchase, **_: Any) -> None:

@@ -50,24 +50,12 @@ def test_a_publisher_may_have_its_own_claim_timeout():
     assert settings.claim_timeout_of("an alias of another project") == 30.0
 
 
-def test_every_mistake_is_reported_not_only_the_first():
-    _, problems = parse({"PUBLISHERS": MEMORY, "BATCH_SIZE": -1, "BATCHSIZE": 5, "RETENTION": 7})
-    assert sorted(problem.check_id for problem in problems) == ["E002", "E003", "E003"]
-
-
 @pytest.mark.parametrize(
     ("key", "value", "remedy"),
     [
         ("BATCH_SIZE", True, "a whole number of at least 1"),
-        ("BATCH_SIZE", 1.5, "a whole number of at least 1"),
         ("BATCH_BYTES", 0, "a whole number of at least 1"),
         ("POLL_INTERVAL", 0, "a number of seconds greater than 0 and less than a year, or an equivalent timedelta"),
-        (
-            "POLL_INTERVAL",
-            float("nan"),
-            "a number of seconds greater than 0 and less than a year, or an equivalent timedelta",
-        ),
-        ("POLL_INTERVAL", "1", "a number of seconds greater than 0 and less than a year, or an equivalent timedelta"),
         ("RETENTION", 7, "a timedelta of 0 or more, or None to keep messages forever"),
         ("RETENTION", datetime.timedelta(-1), "a timedelta of 0 or more, or None to keep messages forever"),
         ("REQUIRE_TRANSACTION", "no", "True or False"),

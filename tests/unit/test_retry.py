@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.retry import (
     DEFAULT_POLICY,
     LONGEST_RETRY_AFTER,
+    Backoff,
     RetryPolicy,
     cause_chain,
     retry_delay,
@@ -33,6 +34,7 @@ MESSAGE = Message(
 BUSY = retry_later("queue full")
 
 shares = st.floats(0, 1)
+failure_counts = st.integers(1, 10**9)
 
 
 def policies(jitter: st.SearchStrategy[float] = shares) -> st.SearchStrategy[RetryPolicy]:
@@ -55,6 +57,25 @@ def test_default_delays_are_those_of_the_reference():
     waits = [DEFAULT_POLICY.wait.after(attempt, rand=lambda: 0.0) for attempt in range(1, 10)]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert retry_delay(refused(10), BUSY, DEFAULT_POLICY) is None
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1, [2, 2, 2, 2]), (3, [2, 6, 11, 11])])
+def test_a_wait_grows_by_its_factor_up_to_the_ceiling(factor: float, expected: list[float]):
+    backoff = Backoff(delay=2, factor=factor, max_delay=11, jitter=0)
+    assert [backoff.after(failures) for failures in range(1, 5)] == expected
+
+
+@given(policies(), failure_counts, shares)
+def test_jitter_adds_at_most_its_share_to_a_wait_up_to_the_ceiling(policy: RetryPolicy, failures: int, chance: float):
+    plain = policy.wait.after(failures, rand=lambda: 0.0)
+    assert 0 < plain <= policy.max_delay
+    assert plain <= policy.wait.after(failures, rand=lambda: chance) <= plain * (1 + policy.jitter)
+
+
+@given(policies(jitter=st.just(0.0)), failure_counts, st.integers(1, 10**6))
+@example(RetryPolicy(factor=1.5, max_delay=1e7, jitter=0), 40, 1)
+def test_without_jitter_more_failures_never_wait_less(policy: RetryPolicy, failures: int, more: int):
+    assert policy.wait.after(failures) <= policy.wait.after(failures + more)
 
 
 @given(policies(), st.integers(1, 200))
@@ -136,14 +157,6 @@ def test_exclude_wins_over_include_however_deep_the_chain_and_even_in_a_cycle(
         assert not again
     else:
         assert again == (not include or any(issubclass(kind, include) for kind in kinds))
-
-
-def test_a_chain_of_ten_thousand_links_is_walked_to_its_end():
-    links: list[BaseException] = [ValueError() for _ in range(10_000)]
-    assert not is_retried(chain(*links, Gone()), exclude=(Gone,))
-    while links:
-        # Else Python would free them by one recursion as deep as the chain.
-        links.pop().__cause__ = None
 
 
 # Delays that the broker asks for.

@@ -1,6 +1,5 @@
 """The RETRY settings: the policy for a message, the errors for mistakes, and the relay's retries."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +9,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.conf import OutboxSettings, parse
-from django_outbox.messages import Message, Outcome, retry_later
+from django_outbox.messages import retry_later
 from django_outbox.relay import Relay
 from django_outbox.retry import RetryPolicy
 from tests.support.publishers import Script
@@ -148,7 +147,6 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
         ({"MAX_ATTEMPTS": 0}, "['MAX_ATTEMPTS'] is 0.", "It must be a whole number of at least 1."),
         ({"DELAY": "1"}, "['DELAY'] is '1'.", SECONDS),
         ({"DELAY": float("nan")}, "['DELAY'] is nan.", SECONDS),
-        ({"MAX_DELAY": 0}, "['MAX_DELAY'] is 0.", SECONDS),
         ({"MAX_DELAY": float("inf")}, "['MAX_DELAY'] is inf.", SECONDS),
         ({"FACTOR": 0.5}, "['FACTOR'] is 0.5.", "It must be a number from 1 to 100."),
         ({"JITTER": 2}, "['JITTER'] is 2.", "It must be a number from 0 to 1."),
@@ -203,9 +201,8 @@ def test_the_error_about_an_invalid_value_names_its_path_and_the_valid_values(re
 
 
 def test_every_mistake_is_reported_not_only_the_first():
-    _, problems = parse(
-        outbox({"DELAY": 0, "JITER": 1, "TYPES": {"a": {"FACTOR": 0}, "b": {"INCLUDE": [1, 2]}}}, {"DELAY": 0})
-    )
+    retry = {"DELAY": 0, "JITER": 1, "TYPES": {"a": {"FACTOR": 0}, "b": {"INCLUDE": [1, 2]}}}
+    _, problems = parse(outbox(retry, {"DELAY": 0}))
     assert [problem.message.removeprefix("OUTBOX") for problem in problems] == [
         "['RETRY']['DELAY'] is 0.",
         "['RETRY'] has an unknown key 'JITER'.",
@@ -217,21 +214,6 @@ def test_every_mistake_is_reported_not_only_the_first():
 
 
 # Through the relay.
-
-
-@pytest.fixture
-def refusing(scripted: Script) -> Callable[[Callable[[Message], Outcome]], None]:
-    def script(answer: Callable[[Message], Outcome]) -> None:
-        scripted.answer = answer
-
-    return script
-
-
-def deliver(*types: str, publisher: str = "hook") -> None:
-    with transaction.atomic():
-        enqueue_many([OutboxMessage(type=type, payload=1, publisher=publisher) for type in types])
-    with Relay() as relay:
-        relay.drain()
 
 
 def waits() -> dict[str, int | None]:
@@ -247,12 +229,16 @@ def waits() -> dict[str, int | None]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_relay_follows_the_policy_of_the_publisher_and_the_type(refusing: Any):
-    refusing(lambda message: retry_later("busy", cause=Gone() if message.type == "user.gone" else None))
+def test_the_relay_follows_the_policy_of_the_publisher_and_the_type(scripted: Script):
+    scripted.answer = lambda message: retry_later("busy", cause=Gone() if message.type == "user.gone" else None)
     retry = {"DELAY": 1000, "JITTER": 0, "MAX_DELAY": 100_000, "TYPES": {"order.*": {"DELAY": 2000}}}
     own = {"EXCLUDE": [Gone], "TYPES": {"order.paid": {"DELAY": 3600}, "once.*": {"MAX_ATTEMPTS": 1}}}
     with override_settings(OUTBOX=outbox(retry, own)):
-        deliver("user.new", "user.gone", "order.new", "order.paid", "once.only")
+        types = ("user.new", "user.gone", "order.new", "order.paid", "once.only")
+        with transaction.atomic():
+            enqueue_many([OutboxMessage(type=type, payload=1, publisher="hook") for type in types])
+        with Relay() as relay:
+            relay.drain()
     found = waits()
     assert found == {
         "user.new": pytest.approx(1000, abs=20),
