@@ -46,6 +46,9 @@ def test_a_row_takes_the_bytes_that_the_guide_states(alias: str, column: int, si
     (documented,) = [number(row[column]) for row in rows(3) if row[0] == f"{size:,}"]
     table, letters, chance = OutboxMessage._meta.db_table, string.ascii_letters + string.digits, random.Random(1)
     texts = ("".join(chance.choices(letters, k=size - len('{"id": 12345, "text": ""}'))) for _ in range(ROWS))
+    with connections[alias].cursor() as cursor:
+        # Deleted rows of other tests take space until a vacuum.
+        cursor.execute(f"TRUNCATE TABLE {table}")
     with transaction.atomic(using=alias):
         enqueue_many(
             (

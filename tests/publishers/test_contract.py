@@ -152,7 +152,8 @@ def publish_in_parts(publisher: Publisher, messages: list[Message]) -> list[Outc
 
 def test_an_outage_leaves_every_message_unanswered_and_ends(broker: BrokerSubject):
     publisher = broker.publisher(**QUICK)
-    assert publisher.publish(broker.messages(b"1")) == [ACCEPTED]
+    # A busy machine may not answer in time.
+    eventually(lambda: publisher.publish(broker.messages(b"1")) == [ACCEPTED])
     assert not publisher.prepare()
     broker.go_down()
     outcomes = publisher.publish(broker.messages(b"2", b"3"))
@@ -161,7 +162,7 @@ def test_an_outage_leaves_every_message_unanswered_and_ends(broker: BrokerSubjec
     assert publisher.prepare()
     broker.come_back()
     eventually(lambda: not publisher.prepare(), "the publisher has connected again")
-    assert publisher.publish(broker.messages(b"4")) == [ACCEPTED]
+    eventually(lambda: publisher.publish(broker.messages(b"4")) == [ACCEPTED])
     assert {each.body for each in broker.received()} >= {b"1", b"4"}
 
 
