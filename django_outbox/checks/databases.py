@@ -189,7 +189,7 @@ def _check_server(store: MySQLStore) -> Iterator[CheckMessage]:
 
 def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iterator[CheckMessage]:
     """Check that relays can read the log."""
-    for obstacle in LogSetup(store).find_obstacles(len(publisher_aliases)):
+    for obstacle in LogSetup(store).find_obstacles():
         yield Warning(
             f"OUTBOX['PUBLISHERS'][{publisher_aliases[0]!r}]['SOURCE'] is 'log', but the database "
             f"{store.connection.alias!r} {obstacle.problem}. Its messages do not come from the log.",

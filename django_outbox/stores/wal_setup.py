@@ -6,47 +6,25 @@ from typing import NamedTuple
 
 from django.db import transaction
 
-from django_outbox.models import StreamPosition
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.wal import (
     ADMIT_ROLE,
     COLUMNS,
     DECODE_LOG,
     PUBLICATION,
-    RAISE_LIMIT,
     SET_UP,
     find_publication,
 )
-from django_outbox.utils.text import counted
-
-MIN_VERSION = 15
-"""The version of PostgreSQL that introduced lists of columns in publications."""
-
-SERVER = "SELECT current_setting('server_version_num')::integer / 10000, pg_is_in_recovery()"
 
 # A relay connects as the role of the session, even if Django assumes another one for its queries. On Amazon RDS,
-# membership in a role gives the privilege. The slots of this database's relays are free for them.
+# membership in a role gives the privilege.
 CAPABILITIES = """
-WITH own AS (
-    SELECT slot_name, active_pid FROM pg_replication_slots
-    WHERE slot_name ~ '^outbox_' AND database = current_database()
-)
 SELECT quote_ident(rolname), rolname = session_user,
     -- Since version 19, a server with "replica" decodes its log while there is a logical slot.
     current_setting('wal_level') = 'logical'
         OR current_setting('wal_level') = 'replica' AND current_setting('server_version_num')::integer >= 190000,
     rolsuper OR rolreplication OR EXISTS (
         SELECT FROM pg_roles rds WHERE rds.rolname = 'rds_replication' AND pg_has_role(role.oid, rds.oid, 'member')
-    ),
-    (
-        SELECT bool_and(has_table_privilege(coalesce(%s, current_user), '{positions}', privilege))
-        FROM unnest('{select,insert,update}'::text[]) privilege
-    ),
-    current_setting('max_replication_slots')::integer
-        - (SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT IN (SELECT slot_name FROM own)),
-    current_setting('max_wal_senders')::integer - (
-        SELECT count(*) FROM pg_stat_replication
-        WHERE pid NOT IN (SELECT active_pid FROM own WHERE active_pid IS NOT NULL)
     )
 FROM pg_roles role
 WHERE rolname = coalesce(%s, session_user)
@@ -87,15 +65,13 @@ class LogSetup:
 
     def find_unfit(self) -> Obstacle | None:
         """Return why nothing can be set up on this server."""
-        ((version, is_standby),) = self._store.fetch(SERVER)
-        if version < MIN_VERSION:
-            return Obstacle(f"is PostgreSQL {version}", f"Upgrade it to PostgreSQL {MIN_VERSION} or newer.", "W058")
+        ((is_standby,),) = self._store.fetch("SELECT pg_is_in_recovery()")
         if is_standby:
             return Obstacle("is a standby", "Use the primary server.", "W058")
         return None
 
-    def find_obstacles(self, readers: int) -> Iterator[Obstacle]:
-        """Find what prevents that this number of publishers is fed from the log."""
+    def find_obstacles(self) -> Iterator[Obstacle]:
+        """Find what prevents that publishers are fed from the log."""
         if unfit := self.find_unfit():
             yield unfit
             return
@@ -103,27 +79,16 @@ class LogSetup:
         if not has_driver:
             yield Obstacle("is used without psycopg 3", "Install psycopg.", "W053")
         yield from self._find_faults()
-        positions = self._store.connection.ops.quote_name(StreamPosition._meta.db_table)
-        capabilities = self._store.fetch(CAPABILITIES, [self._role, self._role])
+        capabilities = self._store.fetch(CAPABILITIES, [self._role])
         if not capabilities:
             yield Obstacle(f"has no role {self._role!r}", "Create it, or name the role of the relays.", "W055")
             return
-        ((role, is_own, is_logical, may_read, may_move, slots, senders),) = capabilities
+        ((role, is_own, is_logical, may_read),) = capabilities
         if not is_logical:
             yield Obstacle("has a wal_level that does not support logical decoding", f"{DECODE_LOG}.", "W054")
         if not may_read:
             yield Obstacle(f"does not let the role {role} read the log", ADMIT_ROLE.format(role=role), "W055")
-        if not may_move:
-            remedy = f"Run: GRANT SELECT, INSERT, UPDATE ON {positions} TO {role}"
-            yield Obstacle(f"does not let the role {role} move the position of a stream", remedy, "W055")
-        for limit, free, noun in (
-            ("max_replication_slots", slots, "free replication slot"),
-            ("max_wal_senders", senders, "free WAL sender"),
-        ):
-            if free < readers:
-                problem = f"has {counted(max(free, 0), noun)}, but relays need {readers:,}"
-                yield Obstacle(problem, f"{RAISE_LIMIT.format(limit=limit)}.", "W057")
-        if is_own and may_read and senders > 0 and has_driver:
+        if is_own and may_read and has_driver:
             yield from self._find_refusal()
 
     def _find_faults(self) -> Iterator[Obstacle]:

@@ -82,7 +82,7 @@ def require_url(setting: str, example: str) -> str:
 def require_log(sources: Collection[str]) -> None:
     """Refuse a server whose log cannot be read, if "log" is one of the sources: the table would be searched instead."""
     if "log" in sources:
-        for obstacle in LogSetup(PostgreSQLStore(connection)).find_obstacles(1):
+        for obstacle in LogSetup(PostgreSQLStore(connection)).find_obstacles():
             raise BenchmarkError(f"The database {obstacle.problem}. {obstacle.remedy}")
 
 

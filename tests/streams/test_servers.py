@@ -142,7 +142,7 @@ def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(ne
         call_command("outbox_status", "--database", standby.alias, "--no-color", stdout=out)
         assert "  unknown  " in out.getvalue()
     setup = LogSetup(PostgreSQLStore(connections[standby.alias]))
-    assert [obstacle.check for obstacle in setup.find_obstacles(1)] == ["W058"]
+    assert [obstacle.check for obstacle in setup.find_obstacles()] == ["W058"]
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])

@@ -6,7 +6,6 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from django_outbox.conf import get_settings
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores import find_store
@@ -46,7 +45,7 @@ class Command(OutboxCommand):
         setup = LogSetup(_get_store(using), role)
         if unfit := setup.find_unfit():
             raise CommandError(_describe(using, unfit))
-        found = [*setup.find_obstacles(max(len(get_settings().from_log), 1))]
+        found = [*setup.find_obstacles()]
         # The publication itself is what this command sets up.
         obstacles = [each for each in found if each.check != "W056"]
         statements = setup.list_statements()
