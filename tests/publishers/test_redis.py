@@ -2,8 +2,9 @@
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -13,8 +14,10 @@ from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
-from tests.support.proxies import Proxies
+from tests.support.proxies import Proxies, Proxy
 from tests.support.redis.tools import server_url
+
+MakePublisher = Callable[..., RedisStreamsPublisher]
 
 
 @pytest.fixture
@@ -30,11 +33,26 @@ def stream(client: Any) -> Iterator[str]:
     client.delete(name, f"{name}.a", f"{name}.b")
 
 
-def make(**options: Any) -> RedisStreamsPublisher:
-    return RedisStreamsPublisher("shop", **{"url": settings.REDIS_URL, **options})
+@pytest.fixture
+def make() -> Iterator[MakePublisher]:
+    made: list[RedisStreamsPublisher] = []
+
+    def make(**options: Any) -> RedisStreamsPublisher:
+        made.append(RedisStreamsPublisher("shop", **{"url": settings.REDIS_URL, **options}))
+        return made[-1]
+
+    yield make
+    for publisher in made:
+        publisher.close()
 
 
-def test_an_entry_has_the_fields_of_its_message(client, stream):
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with Proxies() as proxies:
+        yield proxies.open(urlsplit(str(settings.REDIS_URL)).port or 6379)
+
+
+def test_an_entry_has_the_fields_of_its_message(client, stream, make):
     zone = datetime.timezone(datetime.timedelta(hours=2))
     message = make_message(
         stream,
@@ -45,7 +63,6 @@ def test_an_entry_has_the_fields_of_its_message(client, stream):
     )
     publisher = make()
     assert publisher.publish([message, make_message("", b"1", type=stream)]) == [ACCEPTED] * 2
-    publisher.close()
     (_, first), (_, second) = client.xrange(stream)
     assert json.loads(first.pop(b"headers")) == message.headers
     assert first == {
@@ -59,74 +76,61 @@ def test_an_entry_has_the_fields_of_its_message(client, stream):
     assert set(second) == {b"id", b"type", b"occurred_at", b"payload"}
 
 
-def test_a_stream_is_trimmed_to_about_its_maximum_length(client, stream):
+def test_a_stream_is_trimmed_to_about_its_maximum_length(client, stream, make):
     publisher = make(max_length=100)
     assert publisher.publish([make_message(stream)] * 1000) == [ACCEPTED] * 1000
-    publisher.close()
     # Redis removes whole nodes of 100 entries.
     assert 100 <= client.xlen(stream) <= 300
 
 
-def test_the_stream_may_depend_on_the_message(client, stream):
+def test_the_stream_may_depend_on_the_message(client, stream, make):
     publisher = make(stream=f"{stream}.{{key}}")
     messages = [make_message("ignored", key=key) for key in ("a", "b", "b")]
     assert publisher.publish(messages) == [ACCEPTED] * 3
     assert publisher.name_destination(messages[0]) == f"{stream}.a"
-    publisher.close()
     assert (client.xlen(f"{stream}.a"), client.xlen(f"{stream}.b")) == (1, 2)
 
 
 @pytest.mark.parametrize(
     "fields", [{"type": "\ud800"}, {"key": "\ud800"}, {"headers": {"a": "\ud800"}}], ids=["type", "key", "headers"]
 )
-def test_a_message_that_utf_8_cannot_represent_is_rejected_alone(client, stream, fields):
+def test_a_message_that_utf_8_cannot_represent_is_rejected_alone(client, stream, fields, make):
     publisher = make()
     outcomes = publisher.publish([make_message(stream), make_message(stream, **fields), make_message(stream)])
-    publisher.close()
     assert [outcome.error_class for outcome in outcomes] == ["", "redis.unencodable", ""]
     assert client.xlen(stream) == 2
 
 
-def test_a_message_without_a_stream_is_rejected(stream):
+def test_a_message_without_a_stream_is_rejected(stream, make):
     publisher = make(stream="{key}")
     (outcome,) = publisher.publish([make_message(stream)])
-    publisher.close()
     assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "redis.unencodable")
 
 
-def test_of_a_batch_that_is_cut_only_messages_that_redis_has_are_accepted(client, stream):
-    with Proxies() as proxies:
-        proxy = proxies.open(int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0]))
-        publisher = make(url=server_url(port=proxy.port), timeout=2.0)
-        assert not publisher.prepare()
-        proxy.cut(after=500_000)
-        outcomes = publisher.publish([make_message(stream, b'"%s"' % (b"x" * 1000))] * 1000)
-        accepted = outcomes.count(ACCEPTED)
-        assert accepted < 1000
-        assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
-        assert outcomes[:accepted] == [ACCEPTED] * accepted
-        assert accepted <= client.xlen(stream) < 1000
-        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-        publisher.close()
+def test_of_a_batch_that_is_cut_only_messages_that_redis_has_are_accepted(client, stream, make, proxy):
+    publisher = make(url=server_url(port=proxy.port), timeout=2.0)
+    assert not publisher.prepare()
+    proxy.cut(after=500_000)
+    outcomes = publisher.publish([make_message(stream, b'"%s"' % (b"x" * 1000))] * 1000)
+    accepted = outcomes.count(ACCEPTED)
+    assert accepted < 1000
+    assert {outcome.kind for outcome in outcomes} <= {OutcomeKind.ACCEPTED, OutcomeKind.UNANSWERED}
+    assert outcomes[:accepted] == [ACCEPTED] * accepted
+    assert accepted <= client.xlen(stream) < 1000
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
 
 
-def test_a_server_that_hangs_is_given_up_after_the_timeout(stream):
-    with Proxies() as proxies:
-        proxy = proxies.open(int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0]))
-        publisher = make(url=server_url(port=proxy.port), timeout=0.5)
-        assert not publisher.prepare()
-        proxy.go_silent()
-        (outcome,) = publisher.publish([make_message(stream)])
-        assert (outcome.kind, outcome.error) == (OutcomeKind.UNANSWERED, "no response in time")
-        assert "no response in time" in publisher.prepare()
-        publisher.close()
+def test_a_server_that_hangs_is_given_up_after_the_timeout(stream, make, proxy):
+    publisher = make(url=server_url(port=proxy.port), timeout=0.5)
+    assert not publisher.prepare()
+    proxy.go_silent()
+    (outcome,) = publisher.publish([make_message(stream)])
+    assert (outcome.kind, outcome.error) == (OutcomeKind.UNANSWERED, "no response in time")
+    assert "no response in time" in publisher.prepare()
 
 
-def test_a_connection_that_the_server_has_closed_is_replaced(stream):
-    with Proxies() as proxies:
-        proxy = proxies.open(int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0]))
-        publisher = make(url=server_url(port=proxy.port))
-        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-        proxy.cut()
-        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-        publisher.close()
+def test_a_connection_that_the_server_has_closed_is_replaced(stream, make, proxy):
+    publisher = make(url=server_url(port=proxy.port))
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+    proxy.cut()
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]

@@ -7,16 +7,15 @@ from typing import Any
 from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
 from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.messages import Message
-from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
+from tests.publishers.subjects.base import ProxiedSubject, Received, unique_name
 from tests.support.aws.server import CREDENTIALS, REGION, address, client, elasticmq_url
 from tests.support.claimed import make_message
-from tests.support.proxies import Proxies
 
 ATTRIBUTE_BYTES = 512
 """More than the attributes of a message without headers take."""
 
 
-class AWSSubject(BrokerSubject):
+class AWSSubject(ProxiedSubject):
     """A queue from which what arrived is read, and a proxy to AWS."""
 
     fifo = False
@@ -26,20 +25,18 @@ class AWSSubject(BrokerSubject):
     many = 100
 
     def __init__(self, server: str = "") -> None:
-        super().__init__()
+        super().__init__(address(server)[1])
         suffix = ".fifo" if self.fifo else ""
         self.topic = unique_name() + suffix
         self._client = client("sqs", url=server)
         self._queue_url = self._client.create_queue(
             QueueName=self.topic, Attributes={"FifoQueue": "true"} if self.fifo else {}
         )["QueueUrl"]
-        self._proxies = Proxies().__enter__()
-        self._proxy = self._proxies.open(address(server)[1])
 
     def options(self, **options: Any) -> dict[str, Any]:
         return {
             "region": REGION,
-            "endpoint_url": f"http://127.0.0.1:{self._proxy.port}",
+            "endpoint_url": f"http://127.0.0.1:{self.port}",
             "session": CREDENTIALS,
             **options,
         }
@@ -71,18 +68,11 @@ class AWSSubject(BrokerSubject):
         messages: Sequence[Any] = response.get("Messages", [])
         return messages
 
-    def go_down(self) -> None:
-        self._proxy.go_down()
-
-    def come_back(self) -> None:
-        self._proxy.come_back()
-
     def poison(self) -> Message:
         return make_message(self.topic, '"\uffff"'.encode())
 
     def close(self) -> None:
         super().close()
-        self._proxies.__exit__()
         self._client.delete_queue(QueueUrl=self._queue_url)
 
 

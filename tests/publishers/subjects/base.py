@@ -9,6 +9,7 @@ from typing import Any
 from django_outbox.brokers import Publisher
 from django_outbox.messages import Message
 from tests.support.claimed import make_message
+from tests.support.proxies import Proxies
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,33 @@ class BrokerSubject(Subject):
     @abc.abstractmethod
     def poison(self) -> Message:
         """Return a message that the broker or its protocol refuses, while it accepts others."""
+
+
+class ProxiedSubject(BrokerSubject):
+    """A subject whose broker is reached through a proxy.
+
+    Args:
+        broker_port: the port of the broker.
+
+    Attributes:
+        port: the port of the proxy.
+    """
+
+    def __init__(self, broker_port: int) -> None:
+        super().__init__()
+        self._proxies = Proxies().__enter__()
+        self._proxy = self._proxies.open(broker_port)
+        self.port = self._proxy.port
+
+    def go_down(self) -> None:
+        self._proxy.go_down()
+
+    def come_back(self) -> None:
+        self._proxy.come_back()
+
+    def close(self) -> None:
+        super().close()
+        self._proxies.__exit__()
 
 
 def unique_name() -> str:

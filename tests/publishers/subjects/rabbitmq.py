@@ -8,42 +8,32 @@ from django.conf import settings
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import Message
-from tests.publishers.subjects.base import BrokerSubject, Received
+from tests.publishers.subjects.base import ProxiedSubject, Received
 from tests.support.claimed import make_message
-from tests.support.proxies import Proxies
 from tests.support.rabbitmq.tools import Broker, broker_url
 from tests.support.rabbitmq.tools import Received as Delivered
 
 
-class RabbitMQSubject(BrokerSubject):
+class RabbitMQSubject(ProxiedSubject):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(urlsplit(str(settings.AMQP_URL)).port or 5672)
         self._broker = Broker()
         self.topic = self._broker.queue()
-        self._proxies = Proxies().__enter__()
-        self._proxy = self._proxies.open(urlsplit(str(settings.AMQP_URL)).port or 5672)
 
     def make(self, **options: Any) -> RabbitMQPublisher:
-        return RabbitMQPublisher("default", url=broker_url(port=self._proxy.port), **options)
+        return RabbitMQPublisher("default", url=broker_url(port=self.port), **options)
 
     def with_secret(self) -> RabbitMQPublisher:
-        return RabbitMQPublisher("default", url=broker_url(port=self._proxy.port, password=self.secret))
+        return RabbitMQPublisher("default", url=broker_url(port=self.port, password=self.secret))
 
     def received(self) -> Sequence[Received]:
         return [_read(each) for each in self._broker.take(self.topic)]
-
-    def go_down(self) -> None:
-        self._proxy.go_down()
-
-    def come_back(self) -> None:
-        self._proxy.come_back()
 
     def poison(self) -> Message:
         return make_message(self.topic, b"2", headers={"n": 2**70 + 1})
 
     def close(self) -> None:
         super().close()
-        self._proxies.__exit__()
         self._broker.__exit__()
 
 

@@ -10,44 +10,34 @@ from django.conf import settings
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import Message
-from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
+from tests.publishers.subjects.base import ProxiedSubject, Received, unique_name
 from tests.support.claimed import make_message
-from tests.support.proxies import Proxies
 from tests.support.redis.tools import server_url
 
 
-class RedisSubject(BrokerSubject):
+class RedisSubject(ProxiedSubject):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(urlsplit(str(settings.REDIS_URL)).port or 6379)
         self._client = redis.Redis.from_url(settings.REDIS_URL)
         self.topic, self._wrong = unique_name(), unique_name()
         self._client.set(self._wrong, "not a stream")
-        self._proxies = Proxies().__enter__()
-        self._proxy = self._proxies.open(urlsplit(str(settings.REDIS_URL)).port or 6379)
 
     def make(self, **options: Any) -> RedisStreamsPublisher:
-        return RedisStreamsPublisher("default", url=server_url(port=self._proxy.port), **options)
+        return RedisStreamsPublisher("default", url=server_url(port=self.port), **options)
 
     def with_secret(self) -> RedisStreamsPublisher:
-        return RedisStreamsPublisher("default", url=server_url(port=self._proxy.port, password=self.secret))
+        return RedisStreamsPublisher("default", url=server_url(port=self.port, password=self.secret))
 
     def received(self) -> Sequence[Received]:
         entries: Any = self._client.xrange(self.topic)
         self._client.delete(self.topic)
         return [read_entry(fields) for _, fields in entries]
 
-    def go_down(self) -> None:
-        self._proxy.go_down()
-
-    def come_back(self) -> None:
-        self._proxy.come_back()
-
     def poison(self) -> Message:
         return make_message(self._wrong, b"2")
 
     def close(self) -> None:
         super().close()
-        self._proxies.__exit__()
         self._client.delete(self.topic, self._wrong)
         self._client.close()
 

@@ -1,0 +1,196 @@
+"""Wrong options of publishers: each error names the option and the remedy, and shows no secret.
+
+The options of RabbitMQ and Celery are tested with their publishers.
+"""
+
+import base64
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers import Publisher
+from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
+from django_outbox.brokers.http import HTTPPublisher
+from django_outbox.brokers.kafka import KafkaPublisher
+from django_outbox.brokers.nats import JetStreamPublisher
+from django_outbox.brokers.redis import RedisStreamsPublisher
+
+HTTP = "https://shop.example.com/s3cret"
+NATS = "nats://outbox:s3cret@127.0.0.1:4222"
+REDIS = "redis://shop:s3cret@localhost:6379/2"
+QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
+ARN = "arn:aws:sns:eu-central-1:123456789012:orders"
+SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
+
+http = partial(HTTPPublisher, "shop", url=HTTP)
+kafka = partial(KafkaPublisher, "shop", config=SERVERS)
+nats = partial(JetStreamPublisher, "shop", servers=NATS)
+redis = partial(RedisStreamsPublisher, "shop", url=REDIS)
+sns = partial(SNSPublisher, "shop", topic_arn=ARN)
+sqs = partial(SQSPublisher, "shop", queue_url=QUEUE)
+
+Make = Callable[..., Publisher]
+
+
+def secret_of(length: int) -> str:
+    return f"whsec_{base64.b64encode(b's' * length).decode()}"
+
+
+SHARED: list[tuple[str, object, str]] = [
+    ("timeout", 0, "timeout is 0; it must be a number of seconds above 0, at most a day"),
+    ("connect_timeout", "5", "connect_timeout is '5'"),
+    ("concurrency", 0, "concurrency is 0; it must be a whole number from 1 to"),
+    ("format", "xml", "format is 'xml'; it must be one of 'plain', 'cloudevents'"),
+    ("format", "cloudevents", "source is ''; CloudEvents need one"),
+    ("source", "/shop", "source is set, but format is 'plain'"),
+    ("ssl", {"ca": "x"}, "ssl"),
+]
+"""Options that several publishers have."""
+
+EVERY: list[Make] = [http, kafka, nats, redis, sns, sqs]
+
+OWN: list[tuple[Make, dict[str, Any], str]] = [
+    (http, {"url": ""}, 'url is missing; set it to a URL like "https://shop.example.com/hooks"'),
+    (http, {"url": {"*": HTTP}}, "url must be a URL like"),
+    (http, {"url": "ftp://shop.example.com/s3cret"}, "must begin with http:// or https://"),
+    (http, {"url": "https://shop.example.com:0/s3cret"}, "a URL cannot be read"),
+    (http, {"url": "https://[::1/s3cret"}, "a URL cannot be read"),
+    (http, {"url": "https://shop.example.com/s3cret#part"}, "url has a fragment"),
+    (http, {"url": "https://shop.example.com/s3cret\r\nx: y"}, "url contains a line break"),
+    (http, {"url": "https://shop.exa mple.com/s3cret"}, "url has a space"),
+    (http, {"url": "https://user:s3cret@shop.example.com/"}, "url contains a user or a password"),
+    (http, {"url": "https://größe.example.com/s3cret"}, "write the host as in DNS"),
+    (http, {"url": "https://shop.example.com/s3cret/{type}"}, "url has a space, a brace"),
+    (http, {"url": "http://shop.example.com", "ssl": {}}, "ssl is set, but url is without TLS"),
+    (http, {"ssl": {"ca": "x"}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
+    (http, {"secrets": 5}, "secrets must be a string like 'whsec_...', or a list of such strings"),
+    (http, {"secrets": "s3cret"}, "secret 1 in secrets cannot be read"),
+    (http, {"secrets": [secret_of(24), "whsec_s3cret!"]}, "secret 2 in secrets cannot be read"),
+    (http, {"secrets": secret_of(23)}, "24 to 64 random bytes in base64"),
+    (http, {"secrets": secret_of(65)}, "24 to 64 random bytes in base64"),
+    (http, {"headers": ["a"]}, "headers must be a dict of strings"),
+    (http, {"headers": {"a b": "s3cret"}}, "'a b' is not a valid name of an HTTP header"),
+    (http, {"headers": {"x": "s3cret\r\n"}}, "the value of 'x' (it is not shown) must be printable ASCII"),
+    (http, {"headers": {"x": "s3crét"}}, "the value of 'x' (it is not shown) must be printable ASCII"),
+    (http, {"headers": {"x": " s3cret"}}, "without spaces at its ends"),
+    (http, {"headers": {"Content-Type": "text/plain"}}, "headers must not set Content-Type"),
+    (http, {"headers": {"Webhook-Signature": "s3cret"}}, "headers must not set Webhook-Signature"),
+    (http, {"headers": {"transfer-encoding": "chunked"}}, "headers must not set transfer-encoding"),
+    (http, {"allow_private_addresses": "yes"}, "allow_private_addresses is 'yes'"),
+    (kafka, {"config": None}, "config must be a dict"),
+    (kafka, {"config": {}}, "bootstrap.servers is missing"),
+    (kafka, {"config": {**SERVERS, "acks": 1}}, "acks cannot be set: a message is accepted only if all in-sync"),
+    (kafka, {"config": {**SERVERS, "delivery.timeout.ms": 5}}, "use the option timeout instead"),
+    (kafka, {"config": {**SERVERS, "retries": 1}}, "messages are sent again until the option timeout"),
+    (kafka, {"config": {**SERVERS, "on_delivery": print}}, "on_delivery cannot be set"),
+    (kafka, {"config": {**SERVERS, "delivery.report.only.error": True}}, "each message needs a delivery report"),
+    (kafka, {"config": {**SERVERS, "default.topic.config": {"acks": 0}}}, "set its options directly in config"),
+    (kafka, {"config": {**SERVERS, "partitioner": "random"}}, "messages of a key would not stay in order"),
+    (kafka, {"config": {**SERVERS, "topic.partitioner": "random"}}, "topic.partitioner cannot be set: write it"),
+    (kafka, {"config": {**SERVERS, "compression.type": None}}, "compression.type must be a string, a number"),
+    (kafka, {"config": {**SERVERS, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
+    (
+        kafka,
+        {"config": {**SERVERS, "security.protocol": "ssl", "ssl.key.pem": "s3cret", "ssl.key.password": "s3cret"}},
+        "config: ",
+    ),
+    (nats, {"servers": ()}, "servers is missing; set it to a URL like"),
+    (nats, {"servers": "http://outbox:s3cret@host"}, "servers: a URL must begin with nats:// or tls://"),
+    (nats, {"servers": "nats://outbox:s3cr/et@host"}, "user, password and path percent-encoded"),
+    (nats, {"subject": "shop.{id}"}, "subject is 'shop.{id}'; its placeholders must be"),
+    (nats, {"subject": "shop.*.{topic}"}, "subject is 'shop.*.{topic}': it has a wildcard"),
+    (nats, {"inbox_prefix": "a."}, "inbox_prefix is 'a.'; it must be a subject"),
+    (nats, {"max_in_flight": 0}, "max_in_flight is 0; it must be a whole number from 1 to 10,000"),
+    (nats, {"servers": "nats://host", "credentials": "/none"}, "credentials: '/none' cannot be read"),
+    (nats, {"credentials": "/none"}, "a URL in servers has a user; remove one of them"),
+    (nats, {"ssl": {}}, "every URL in servers must begin with tls://"),
+    (redis, {"url": ""}, "url is missing"),
+    (redis, {"url": "http://shop:s3cret@localhost"}, "redis:// or rediss://"),
+    (redis, {"url": "redis://shop:s3cret@localhost:x"}, "url: a URL cannot be read"),
+    (redis, {"url": "redis://shop:s3cret/x@localhost"}, "percent-encoded"),
+    (redis, {"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
+    (redis, {"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
+    (redis, {"url": f"{REDIS}?protocol=3"}, "url has parameters"),
+    (redis, {"url": [REDIS, REDIS]}, "url must be a URL like"),
+    (redis, {"sentinels": "redis://localhost"}, "without a port"),
+    (redis, {"max_length": 0}, "max_length is 0"),
+    (redis, {"ssl": {}}, "must begin with rediss://"),
+    (sns, {"topic_arn": None}, "topic_arn is None"),
+    (sns, {"topic_arn": 1}, "topic_arn is 1"),
+    (sns, {"topic_arn": QUEUE}, "it must be an ARN such as"),
+    (sns, {"topic_arn": "arn:aws:sns:x"}, "it must be an ARN such as"),
+    (sns, {"region": "us-east-1"}, "topic_arn is in 'eu-central-1'"),
+    (sqs, {"queue_url": ""}, "queue_url is ''"),
+    (sqs, {"queue_url": "orders"}, "it must be a URL such as"),
+    (sqs, {"queue_url": f"{QUEUE}-{{id}}"}, "its placeholders must be"),
+    (sqs, {"region": ""}, "region is ''"),
+    (sqs, {"region": 1}, "region is 1"),
+    (sqs, {"endpoint_url": "localhost:4566"}, "endpoint_url: a URL must begin with http:// or https://"),
+    (sqs, {"endpoint_url": "http://user:s3cret@localhost"}, "endpoint_url contains a user or a password"),
+    (sqs, {"session": "shop"}, "session must be a dict"),
+    (sqs, {"session": {"region_name": "x"}}, "the region is the option region"),
+    (sqs, {"session": {"profile_name": ""}}, "session must be a dict"),
+    (sqs, {"session": {"aws_secret_access_key": "s3cret", "x": "y"}}, "session must be a dict"),
+    (sqs, {"concurrency": 1001}, "from 1 to 1,000"),
+    (sqs, {"max_message_bytes": 1024 * 1024 + 1}, "from 1,024 to 1,048,576"),
+]
+
+WRONG = OWN + [
+    (make, {option: value}, text)
+    for make in EVERY
+    for option, value, text in SHARED
+    if option in inspect.signature(make).parameters
+]
+
+
+@pytest.mark.parametrize(("make", "options", "text"), WRONG, ids=[each[2] for each in WRONG])
+def test_a_wrong_option_is_named_with_the_remedy_and_no_secret(make: Make, options: dict[str, Any], text: str):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        make(**options)
+    assert text in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+    assert "whsec_c3" not in str(raised.value)
+
+
+def test_a_file_that_has_no_credentials_is_not_shown(tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("s3cret")
+    with pytest.raises(ImproperlyConfigured, match=r"is not a \.creds file") as caught:
+        nats(servers="nats://host", credentials=str(path))
+    assert "s3cret" not in str(caught.value)
+
+
+DESCRIBED: list[tuple[Make, dict[str, Any], str]] = [
+    (http, {"url": "https://shop.example.com/hooks?token=s3cret"}, "HTTP POST to https://shop.example.com"),
+    (http, {"url": "https://shop.example.com:443"}, "HTTP POST to https://shop.example.com"),
+    (http, {"url": "http://shop.example.com:8080/hooks"}, "HTTP POST to http://shop.example.com:8080"),
+    (http, {"url": "http://[2001:DB8::1]:8080/"}, "HTTP POST to http://[2001:db8::1]:8080"),
+    (
+        kafka,
+        {"config": {**SERVERS, "sasl.password": "s3cret"}, "topic": "shop.{topic}"},
+        "Kafka at 127.0.0.1:9092, topic 'shop.{topic}'",
+    ),
+    (
+        nats,
+        {"servers": [NATS, "tls://token@[::1]"]},
+        "NATS JetStream at nats://127.0.0.1:4222, tls://[::1]:4222, subject '{topic}'",
+    ),
+    (redis, {}, "Redis at redis://localhost:6379 database 2, stream '{topic}'"),
+    (
+        redis,
+        {"url": "redis://:s3cret@mymaster", "sentinels": ["redis://:s3cret@a", "redis://:s3cret@b:1"]},
+        "Redis at master 'mymaster' of the Sentinels at a:26379, b:1, stream '{topic}'",
+    ),
+    (sns, {}, f"Amazon SNS at eu-central-1, '{ARN}'"),
+    (sqs, {"region": "eu-central-1"}, f"Amazon SQS at eu-central-1, '{QUEUE}'"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "text"), DESCRIBED, ids=[each[2] for each in DESCRIBED])
+def test_a_publisher_states_where_it_publishes_to_without_secrets(make: Make, options: dict[str, Any], text: str):
+    assert make(**options).describe() == text
