@@ -53,20 +53,6 @@ def prepare_publisher(publisher: Publisher) -> str:
     return _ask(lambda: _read_error(reason) if (reason := publisher.prepare()) else "", _read_error)
 
 
-def check_publisher(publisher: Publisher) -> list[str]:
-    """Check a publisher's broker. Return the problems, each on one line; none if it works."""
-    if open_blocks:
-        return []
-
-    def check() -> list[str]:
-        problems = publisher.check()
-        # One string is one problem, not a sequence of letters.
-        given: list[object] = [problems] if isinstance(problems, str) else list(problems)
-        return [_read_error(problem) for problem in given if problem]
-
-    return _ask(check, lambda error: [_read_error(error)])
-
-
 def describe_publisher(publisher: Publisher) -> str:
     """Return where a publisher publishes to, on one line; the name of its class if that is unknown."""
     return _ask(lambda: one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH), lambda _error: type(publisher).__name__)

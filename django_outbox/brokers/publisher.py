@@ -78,18 +78,9 @@ class Publisher(abc.ABC):
         """Connect unless already connected. Return the reason if that fails, and otherwise an empty string.
 
         The relay calls this before it claims messages, so that no database transaction waits for a connection to the
-        broker. It must return within a bounded time.
+        broker, and so does `run_outbox --check`. It must publish nothing, and return within a bounded time.
         """
         return ""
-
-    def check(self) -> Sequence[str]:
-        """Return known problems that keep messages from being accepted, each with its remedy.
-
-        `run_outbox --check` calls this. Override it if the broker can be asked for more than a connection, for example
-        whether the destination exists. It must publish nothing, and return within a bounded time.
-        """
-        reason = self.prepare()
-        return [reason] if reason else []
 
     @abc.abstractmethod
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from django_outbox.brokers.outcomes import check_publisher, describe_publisher
+from django_outbox.brokers.outcomes import describe_publisher, prepare_publisher
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import get_settings
 from django_outbox.db.routing import describe_denied
@@ -22,12 +22,11 @@ class CheckResult(NamedTuple):
 
 
 def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[CheckResult]:
-    """Check everything that a relay needs. Each publisher checks its broker, but publishes nothing."""
+    """Check everything that a relay needs. Each publisher connects to its broker, but publishes nothing."""
     yield from _check_database(using)
     for publisher in publishers:
         subject = f"publisher {publisher.alias!r} ({describe_publisher(publisher)})"
-        for problem in check_publisher(publisher) or [""]:
-            yield CheckResult(subject, problem)
+        yield CheckResult(subject, prepare_publisher(publisher))
 
 
 def _check_database(using: str) -> Iterator[CheckResult]:

@@ -3,6 +3,7 @@
 import io
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.apps import apps
@@ -15,8 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue
-from django_outbox.brokers.memory import MemoryPublisher
-from django_outbox.brokers.outcomes import check_publisher
+from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.checks import TAG
 from django_outbox.conf import get_settings
 from django_outbox.db import autovacuum
@@ -172,32 +172,12 @@ def test_an_exchange_that_exists_or_is_declared_is_confirmed():
             assert f"exchange {exchange!r})" in out
 
 
-class Wrong(MemoryPublisher):
-    """Its `check` returns something else than a list of texts."""
-
-    result: Any = None
-
-    def check(self) -> Any:
-        if isinstance(self.result, Exception):
-            raise self.result
-        return self.result
-
-
 @pytest.mark.parametrize(
-    ("result", "problems"),
-    [
-        (["a\nb", "", "c"], [r"a\nb", "c"]),
-        ("one problem", ["one problem"]),
-        ((), []),
-        (None, ["TypeError: 'NoneType' object is not iterable"]),
-        (OSError("no route"), ["OSError: no route"]),
-    ],
+    ("result", "problem"), [("a\nb", r"a\nb"), (None, ""), (OSError("no route"), "OSError: no route")]
 )
-def test_the_problems_of_a_custom_publisher_are_lines_of_text(
-    monkeypatch: pytest.MonkeyPatch, result: Any, problems: list[str]
-):
-    monkeypatch.setattr(Wrong, "result", result)
-    assert check_publisher(Wrong("default")) == problems
+def test_the_problem_of_a_custom_publisher_is_a_line_of_text(result: Any, problem: str):
+    publisher = Mock(prepare=Mock(side_effect=[result]))
+    assert prepare_publisher(publisher) == problem
 
 
 @pytest.mark.django_db

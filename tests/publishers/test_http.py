@@ -248,7 +248,7 @@ def test_nothing_of_request_and_response_is_shown(
     receiver.reply = lambda _call: Reply(400, {"x-token": "s3cret"}, b"s3cret")
     publisher = make_webhooks(receiver.url("/s3cret?token=s3cret"), secrets=NEW, headers={"authorization": "s3cret"})
     (outcome,) = publisher.publish([make_message(payload=b'"s3cret"', headers={"n": "s3cret"})])
-    shown = f"{outcome} {publisher.describe()} {publisher.check()} {caplog.text}"
+    shown = f"{outcome} {publisher.describe()} {publisher.prepare()} {caplog.text}"
     assert "s3cret" not in shown
     assert NEW not in shown
     assert publisher.describe() == f"HTTP POST to http://127.0.0.1:{receiver.port}"
