@@ -29,7 +29,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Status
 from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.figures import NONE, Count
-from django_outbox.monitoring.queues import ERROR_START, list_failures, list_retrying
+from django_outbox.monitoring.status import ERROR_START, list_failures, list_retrying
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint, first_line
 

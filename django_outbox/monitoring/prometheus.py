@@ -1,16 +1,29 @@
-"""The figures for Prometheus, and the counters of a relay. Needs `prometheus_client`."""
+"""The figures for Prometheus: gauges, and the counters of a relay. Needs `prometheus_client`.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+The figures of the database are no counters: the relays' counts there are deleted after a day and begin at 0 with each
+relay, so their sums are not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states,
+never a relay, a type or a key.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from django_outbox.monitoring.gauges import GAUGES, Gauge
-from django_outbox.monitoring.readings import read_all
+from django_outbox.monitoring.figures import (
+    CONSUMER_STATES,
+    NOT_READ,
+    ConsumerStatus,
+    PublisherStatus,
+    Status,
+    StreamStatus,
+)
+from django_outbox.monitoring.readings import Reading, read_all
 from django_outbox.signals import batch_settled
 
 __all__ = ["OutboxCollector"]
@@ -24,8 +37,10 @@ REQUEST_TIMEOUT = 5.0
 OTHER = "other"
 """The label of all further types."""
 
-SUFFIXES = {"": "", "s": "_seconds", "By": "_bytes"}
-"""The end of a gauge's name, by its unit."""
+RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
+"""The results for messages that an inbox receives."""
+
+BREAKER_STATES = ("closed", "half-open", "open", "crashed")
 
 COUNTERS = {
     "relay_messages_total": (
@@ -38,6 +53,201 @@ COUNTERS = {
     ),
 }
 """The metrics of a relay's own process, without their prefix: labels and meaning."""
+
+Sample = tuple[tuple[str, ...], float]
+"""The values of the labels, and the value."""
+
+Value: TypeAlias = float | Mapping[str, float] | None
+"""The value of a publisher, a consumer or a stream; values by a further label; or None if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """One gauge: `read` returns its samples in one database, with the values of all labels but `database`."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[Reading], Iterable[Sample]]
+
+    def family(self, readings: Iterable[Reading]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"django_outbox_{self.name}", self.help, labels=self.labels)
+        for reading in readings:
+            for labels, value in self.read(reading):
+                family.add_metric([reading.using, *labels], float(value))
+        return family
+
+
+def _samples(alias: str, value: Value) -> Iterator[Sample]:
+    if isinstance(value, Mapping):
+        for label, each in value.items():
+            yield (alias, label), each
+    elif value is not None:
+        yield (alias,), value
+
+
+def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Status], Value], label: str = "") -> Gauge:
+    def read(reading: Reading) -> Iterator[Sample]:
+        for each in reading.status.publishers:
+            yield from _samples(each.alias, value(each, reading.status))
+
+    return Gauge(name, help, ("database", "publisher", *filter(None, [label])), read)
+
+
+def _consumer_gauge(name: str, help: str, value: Callable[[ConsumerStatus], Value], label: str = "") -> Gauge:
+    def read(reading: Reading) -> Iterator[Sample]:
+        for each in reading.status.consumers:
+            yield from _samples(each.alias, value(each))
+
+    return Gauge(name, help, ("database", "consumer", *filter(None, [label])), read)
+
+
+def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], Value]) -> Gauge:
+    def read(reading: Reading) -> Iterator[Sample]:
+        for each in reading.status.streams:
+            yield from _samples(each.publisher, value(each))
+
+    return Gauge(name, help, ("database", "publisher"), read)
+
+
+def _open_transaction(status: Status) -> list[Sample]:
+    seconds = status.open_transaction.seconds if status.open_transaction else None
+    return [((), seconds or 0.0)] if status.streams else []
+
+
+GAUGES = (
+    Gauge(
+        "up",
+        "Whether the figures of the outbox could be read from the database.",
+        ("database",),
+        lambda reading: [((), not reading.problem)],
+    ),
+    Gauge(
+        "level",
+        "The most urgent verdict: 0 if all is well, 1 for a warning, 2 if it is critical.",
+        ("database",),
+        lambda reading: [((), reading.level)],
+    ),
+    Gauge(
+        "verdict",
+        "Each verdict that holds now: 0 if all is well, 1 for a warning, 2 if it is critical.",
+        ("database", "publisher", "consumer", "code"),
+        lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.verdicts],
+    ),
+    _publisher_gauge(
+        "due_messages", "Messages that relays can deliver now, in the order of each key.", lambda p, _: p.due.number
+    ),
+    _publisher_gauge(
+        "oldest_due_seconds",
+        "Time for which the oldest due message has been waiting; 0 if none is due.",
+        lambda p, _: p.oldest_due or 0.0,
+    ),
+    _publisher_gauge(
+        "blocked_messages",
+        "Messages that would be due, but wait behind one of their key that is not.",
+        lambda p, _: p.blocked.number,
+    ),
+    _publisher_gauge("retrying_messages", "Messages that wait for another attempt.", lambda p, _: p.retrying.number),
+    _publisher_gauge(
+        "delayed_messages", "Messages that wait for the time that enqueue was given.", lambda p, _: p.delayed.number
+    ),
+    _publisher_gauge(
+        "held_messages", "Messages that wait for an operator to release them.", lambda p, _: p.held.number
+    ),
+    _publisher_gauge(
+        "failed_messages", "Failed messages that wait for a person's decision.", lambda p, _: p.failed.number
+    ),
+    _publisher_gauge("blocking_messages", "Failed messages that block their key.", lambda p, _: p.blocking.number),
+    _publisher_gauge(
+        "blocked_keys",
+        "Keys with messages behind one that cannot be delivered.",
+        lambda p, status: sum(key.publisher == p.alias for key in status.blocked_keys),
+    ),
+    _publisher_gauge(
+        "truncated_counts",
+        "Number of counts of messages that stopped at their limit, so that there may be more.",
+        lambda p, _: sum(
+            count.more for count in (p.due, p.blocked, p.retrying, p.delayed, p.held, p.failed, p.blocking)
+        ),
+    ),
+    _publisher_gauge(
+        "last_minute_processed_messages",
+        "Messages that were delivered in the last 60 seconds.",
+        lambda p, _: p.processed_per_minute,
+    ),
+    _publisher_gauge(
+        "last_minute_failed_messages",
+        "Messages that failed in the last 60 seconds.",
+        lambda p, _: p.failed_per_minute,
+    ),
+    _publisher_gauge(
+        "rate_limit",
+        "Messages that all relays together may deliver in a second; absent without a RATE_LIMIT.",
+        lambda p, _: p.rate_limit,
+    ),
+    _publisher_gauge(
+        "outage_seconds",
+        "Time for which the publisher has been unavailable to all relays; 0 if one can reach it.",
+        lambda p, status: max((status.at - (p.outage_since or status.at)).total_seconds(), 0.0),
+    ),
+    _publisher_gauge(
+        "breaker_state",
+        "1 for the worst state of the circuit breakers of the relays that can reach the publisher's broker, or of all "
+        "if none can, or crashed if a worker crashed lately, 0 for other states.",
+        lambda p, _: {state: p.breaker == state for state in BREAKER_STATES},
+        label="state",
+    ),
+    _publisher_gauge("relays", "Running relays that serve the publisher.", lambda p, _: p.relays),
+    _publisher_gauge("publisher_configured", "Whether the publisher is in the settings.", lambda p, _: p.configured),
+    _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p, _: p.paused is not None),
+    _publisher_gauge(
+        "paused_types", "Number of types of the publisher's messages that are paused.", lambda p, _: len(p.paused_types)
+    ),
+    _consumer_gauge(
+        "inboxes", "Processes of run_inbox that read the consumer and were seen lately.", lambda c: c.inboxes
+    ),
+    _consumer_gauge(
+        "last_minute_inbox_messages",
+        "Messages that the inboxes of the consumer received in the last minute, by result.",
+        lambda c: {result: getattr(c, result) for result in RESULTS},
+        label="result",
+    ),
+    _consumer_gauge(
+        "consumer_state",
+        "1 for the worst state of the consumer that its inboxes report, 0 for other states.",
+        lambda c: {state: c.state == state for state in (*CONSUMER_STATES, NOT_READ)},
+        label="state",
+    ),
+    _stream_gauge("stream_messages", "Messages of the stream that are not delivered.", lambda s: s.waiting.number),
+    _stream_gauge(
+        "stream_oldest_seconds",
+        "Time since the oldest message of the stream that is not delivered was enqueued; 0 if there is none.",
+        lambda s: s.oldest or 0.0,
+    ),
+    _stream_gauge(
+        "stream_owned",
+        "Whether the relay that moved the stream's position last is running.",
+        lambda s: s.owned,
+    ),
+    _stream_gauge(
+        "stream_log_read",
+        "Whether a relay reads PostgreSQL's log; absent if the source is another one, or on a standby.",
+        lambda s: s.log_is_read,
+    ),
+    _stream_gauge(
+        "stream_log_kept_bytes",
+        "Size of the log that PostgreSQL keeps for the relay that reads it; absent if none does.",
+        lambda s: s.log_kept,
+    ),
+    _stream_gauge("stream_standbys", "Other relays that can take the stream over.", lambda s: len(s.standbys)),
+    Gauge(
+        "open_transaction_seconds",
+        "Time for which the oldest transaction with a change has been open, if there are streams: its messages wait.",
+        ("database",),
+        lambda reading: _open_transaction(reading.status),
+    ),
+)
+"""All gauges, in the order in which they are shown."""
 
 
 class OutboxCollector(Collector):
@@ -54,16 +264,13 @@ class OutboxCollector(Collector):
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return the metrics without samples, from which a registry learns their names."""
-        return [_family(gauge) for gauge in GAUGES]
+        return [gauge.family([]) for gauge in GAUGES]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Read the figures. A database that is unavailable has `django_outbox_up` 0."""
         readings = read_all(self._databases)
         for gauge in GAUGES:
-            family = _family(gauge)
-            for labels, value in gauge.samples(readings):
-                family.add_metric(labels, value)
-            yield family
+            yield gauge.family(readings)
 
 
 def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
@@ -72,10 +279,6 @@ def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
     registry.register(OutboxCollector(databases))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
-
-
-def _family(gauge: Gauge) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"django_outbox_{gauge.name}{SUFFIXES[gauge.unit]}", gauge.help, labels=gauge.labels)
 
 
 class RelayMetrics:

@@ -17,10 +17,11 @@ from django.utils import timezone
 
 from django_outbox.management.live import LiveFigures, RelayFigures, describe_outage, live_line
 from django_outbox.models import OutboxMessage
-from django_outbox.monitoring import queues, status
+from django_outbox.monitoring import status
 from django_outbox.monitoring.figures import Count
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
+from tests.support.figures import reading
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT
@@ -105,7 +106,7 @@ def test_nothing_due_has_no_age(using_sqlite: str):
 
 
 def test_due_messages_are_counted_only_up_to_a_limit(using_sqlite: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queues, "MAX_COUNT", 2)
+    monkeypatch.setattr(reading, "MAX_COUNT", 2)
     put(4)
     with Relay() as relay:
         figures = read(relay)

@@ -1,26 +1,19 @@
-"""The gauges, as Prometheus and OpenTelemetry show them."""
+"""The gauges, as Prometheus scrapes them."""
 
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import connections
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from django_outbox.monitoring import readings
-from django_outbox.monitoring.gauges import GAUGES
-from django_outbox.monitoring.opentelemetry import READING_SECONDS, _Readings, observe_outbox
-from django_outbox.monitoring.prometheus import COUNTERS, SUFFIXES, OutboxCollector
+from django_outbox.monitoring.prometheus import COUNTERS, GAUGES, OutboxCollector
 from django_outbox.monitoring.readings import Reading
 from tests.conftest import ALIASES, LOCKING
-from tests.support.figures import FORGOTTEN, SECRET, TROUBLED, Unreachable, troubled_status
+from tests.support.figures import FORGOTTEN, SECRET, TROUBLED, troubled_status
 from tests.support.project_files import ROOT
 
 pytest_plugins = ["tests.support.monitoring_fixtures"]
@@ -62,32 +55,8 @@ def scrape(collector: OutboxCollector) -> Samples:
     }
 
 
-def export(reader: InMemoryMetricReader) -> tuple[Samples, dict[str, str]]:
-    """Return the exported values, and the unit of each metric."""
-    samples, units = {}, {}
-    data: Any = reader.get_metrics_data()
-    for metric in (
-        metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics
-    ):
-        units[metric.name] = metric.unit
-        for point in metric.data.data_points:
-            name = metric.name.removeprefix("django_outbox.")
-            samples[(name, *in_order(point.attributes))] = point.value
-    return samples, units
-
-
 def in_order(labels: Any) -> list[str]:
     return [value for _, value in sorted(labels.items())]
-
-
-@pytest.fixture
-def reader() -> Iterator[InMemoryMetricReader]:
-    """A reader of the metrics of the database `default`."""
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    observe_outbox(meter_provider=provider)
-    yield reader
-    provider.shutdown()
 
 
 @pytest.mark.usefixtures("troubled")
@@ -134,7 +103,7 @@ def test_every_figure_of_a_consumer_is_a_gauge():
 def test_no_sample_occurs_twice():
     """Prometheus refuses a scrape with duplicates."""
     for gauge in GAUGES:
-        samples = [labels for labels, _ in gauge.samples([Reading("default", troubled_status())])]
+        samples = [labels for labels, _ in gauge.read(Reading("default", troubled_status()))]
         assert len(set(samples)) == len(samples), gauge.name
 
 
@@ -147,21 +116,16 @@ def test_nothing_is_overdue_if_nothing_is_due(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("troubled")
-@pytest.mark.parametrize("face", ["prometheus", "opentelemetry"])
-def test_no_label_names_a_key_a_relay_a_type_or_an_operator(face: str, reader: InMemoryMetricReader):
-    samples = scrape(OutboxCollector()) if face == "prometheus" else export(reader)[0]
+def test_no_label_names_a_key_a_relay_a_type_or_an_operator():
+    samples = scrape(OutboxCollector())
     assert len(samples) > 30
     assert not [labels for labels in samples if SECRET in " ".join(labels)]
 
 
-@pytest.mark.parametrize("gauge", GAUGES, ids=lambda gauge: gauge.name)
-def test_a_gauge_is_named_by_the_conventions_of_prometheus(gauge: Any):
-    assert gauge.name == gauge.name.lower()
-    assert not gauge.name.endswith(("_total", "_count", "_sum", "_bucket", "_info", "_seconds", "_bytes"))
-    assert gauge.unit in SUFFIXES
-    assert gauge.labels[0] == "database"
-    assert set(gauge.labels) <= {"database", "publisher", "consumer", "code", "result", "state"}
-    assert gauge.help.endswith(".")
+def test_the_labels_of_the_gauges_are_bounded():
+    assert {gauge.labels[0] for gauge in GAUGES} == {"database"}
+    labels = {label for gauge in GAUGES for label in gauge.labels}
+    assert labels == {"database", "publisher", "consumer", "code", "result", "state"}
 
 
 def test_every_metric_is_in_the_reference_with_its_labels_and_no_other():
@@ -173,7 +137,7 @@ def test_every_metric_is_in_the_reference_with_its_labels_and_no_other():
     }
     assert documented == [
         (
-            f"django_outbox_{gauge.name}{SUFFIXES[gauge.unit]}",
+            f"django_outbox_{gauge.name}",
             ", ".join(f"`{label}`" for label in gauge.labels),
             gauge.help.removesuffix("."),
         )
@@ -207,89 +171,3 @@ def test_a_reading_leaves_the_connection_as_it_was(using: str):
     before = connection.connection
     scrape(OutboxCollector([using]))
     assert connection.connection is before
-
-
-MULTIPROCESS = """
-import os
-import django
-from django.conf import settings
-settings.configure(
-    INSTALLED_APPS=["django_outbox"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["NAME"]}},
-    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}},
-)
-django.setup()
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
-from django_outbox.monitoring.prometheus import COUNTERS, OutboxCollector
-Counter("orders", "Orders.").inc()
-registry = CollectorRegistry()
-MultiProcessCollector(registry)
-registry.register(OutboxCollector())
-print(generate_latest(registry).decode())
-"""
-
-
-def test_the_collector_works_next_to_the_metrics_of_several_processes(tmp_path: Any):
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    ended = subprocess.run(
-        [sys.executable, "-c", MULTIPROCESS],
-        env={"PROMETHEUS_MULTIPROC_DIR": str(folder), "NAME": str(tmp_path / "db.sqlite3"), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "\norders_total 1.0\n" in ended.stdout
-    assert '\ndjango_outbox_up{database="default"} 1.0\n' in ended.stdout
-
-
-@pytest.mark.usefixtures("troubled")
-def test_opentelemetry_has_the_same_values_as_prometheus(reader: InMemoryMetricReader):
-    samples, units = export(reader)
-    scraped = scrape(OutboxCollector())
-    assert {(name.removesuffix("_seconds"), *labels): value for (name, *labels), value in scraped.items()} == samples
-    assert {name for name, unit in units.items() if unit} == {"django_outbox.oldest_due", "django_outbox.outage"}
-    assert set(units.values()) == {"", "s"}
-
-
-@pytest.mark.django_db
-def test_opentelemetry_reads_the_database_at_each_export(reader: InMemoryMetricReader):
-    assert export(reader)[0]["up", "default"] == 1
-
-
-@pytest.mark.django_db(databases=ALIASES, transaction=True)
-@pytest.mark.parametrize("using", LOCKING)
-def test_opentelemetry_exports_that_a_database_is_unavailable(using: str, unreachable: Unreachable):
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    observe_outbox(["default", using], meter_provider=provider)
-    with unreachable(using):
-        samples, _ = export(reader)
-    provider.shutdown()
-    assert (samples["up", "default"], samples["up", using]) == (1, 0)
-    assert samples["verdict", "database_unavailable", "", using, ""] == 2
-
-
-@pytest.mark.usefixtures("troubled")
-def test_one_export_reads_a_database_once():
-    """Each gauge has a callback; an unavailable database may take seconds to refuse each."""
-    clock = [0.0]
-    read: list[float] = []
-
-    def note() -> list[Reading]:
-        read.append(clock[0])
-        return []
-
-    shared = _Readings(note, lambda: clock[0])
-    for now in (0, READING_SECONDS / 2, READING_SECONDS):
-        clock[0] = now
-        shared.get()
-    assert len(read) == 1
-    clock[0] = READING_SECONDS + 0.1
-    shared.get()
-    assert len(read) == 2

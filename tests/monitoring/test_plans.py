@@ -7,10 +7,10 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
-from django_outbox.monitoring import queues
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
+from tests.support.figures import reading
 from tests.support.many_messages import POSTGRESQL_SCANS, TABLE
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("many_messages")]
@@ -23,13 +23,8 @@ LIMIT = 1000
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY}}
-    for module, name in (
-        (queues, "MAX_COUNT"),
-        (queues, "MAX_ROWS"),
-        (queues, "MAX_ENTRIES"),
-        (queues, "MAX_FAILURES"),
-    ):
-        monkeypatch.setattr(module, name, LIMIT)
+    for name in ("MAX_COUNT", "MAX_ROWS", "MAX_ENTRIES", "MAX_FAILURES"):
+        monkeypatch.setattr(reading, name, LIMIT)
 
 
 @pytest.mark.parametrize("using", LOCKING)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from django_outbox.monitoring.gauges import GAUGES
-from django_outbox.monitoring.prometheus import SUFFIXES
+from django_outbox.monitoring.prometheus import GAUGES
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
 from django_outbox.monitoring.verdicts import CODES
 from tests.support.ports import free_port
@@ -34,7 +33,7 @@ QUERIES = [
     for target in panel["targets"]
 ]
 RELAY_METRICS = {"django_outbox_relay_messages_total", "django_outbox_relay_publish_seconds_bucket"}
-NAMES = {f"django_outbox_{gauge.name}{SUFFIXES[gauge.unit]}" for gauge in GAUGES} | RELAY_METRICS
+NAMES = {f"django_outbox_{gauge.name}" for gauge in GAUGES} | RELAY_METRICS
 
 
 def alerts() -> list[dict[str, Any]]:

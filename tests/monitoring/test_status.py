@@ -11,7 +11,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import HELD_BY_PAUSE, DeliveryCount, Heartbeat, OutboxMessage, Pause
-from django_outbox.monitoring import queues, status
+from django_outbox.monitoring import status
 from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.verdicts import judge
@@ -20,7 +20,7 @@ from django_outbox.relay.state import Tally
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.stream import Waiting
 from tests.conftest import ALIASES
-from tests.support.figures import NOW, troubled_status
+from tests.support.figures import NOW, reading, troubled_status
 from tests.support.messages import put
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -128,15 +128,15 @@ def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
 def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: int):
     """A relay delivers between two statements."""
     ids = put(3, using, keys=keys)
-    heads = queues.read_heads(using, "default")
+    heads = reading.read_heads(using, "default")
     messages = OutboxMessage.objects.using(using)
     messages.filter(pk__in=ids[:2]).delete()
     now = read_clock(using) + minutes(1)
-    found = queues.read_queue(using, "default", now, heads, Waiting())
+    found = reading.read_queue(using, "default", now, heads, Waiting())
     assert found.due
     assert found.oldest_due == pytest.approx(60, abs=30)
     messages.all().delete()
-    found = queues.read_queue(using, "default", now, heads, Waiting())
+    found = reading.read_queue(using, "default", now, heads, Waiting())
     assert (found.due, found.oldest_due) == (Count(), None)
 
 
@@ -144,7 +144,7 @@ def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: in
 def test_a_message_that_is_enqueued_while_figures_are_read_is_not_delayed(using: str, keys: int):
     now = read_clock(using) - minutes(1)
     put(3, using, keys=keys)
-    found = queues.read_queue(using, "default", now, queues.read_heads(using, "default"), Waiting())
+    found = reading.read_queue(using, "default", now, reading.read_heads(using, "default"), Waiting())
     assert (found.due, found.delayed) == (Count(3), Count())
 
 
@@ -162,9 +162,9 @@ def test_a_message_behind_a_failed_one_of_its_key_is_blocked_and_not_due(using: 
 
 
 def test_counts_end_at_their_limit(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queues, "MAX_COUNT", 3)
-    monkeypatch.setattr(queues, "MAX_ROWS", 2)
-    monkeypatch.setattr(queues, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(reading, "MAX_COUNT", 3)
+    monkeypatch.setattr(reading, "MAX_ROWS", 2)
+    monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
     ids = put(8, using)
     change(using, ids[:4], available_at=read_clock(using) + minutes(5))
     put(3, using, keys=3, publisher="audit")
@@ -187,7 +187,7 @@ def test_failed_messages_are_grouped_by_cause(using: str):
 
 
 def test_the_count_of_a_cause_does_not_depend_on_how_many_failed_lately(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queues, "MAX_FAILURES", 3)
+    monkeypatch.setattr(reading, "MAX_FAILURES", 3)
     ids = [*put(6, using, keys=6), *put(3, using)]
     fail(using, ids[:6], "rabbitmq.nack", minutes_ago=5)
     fail(using, ids[6:7], "rabbitmq.nack", minutes_ago=1)
@@ -202,8 +202,8 @@ def test_the_count_of_a_cause_does_not_depend_on_how_many_failed_lately(using: s
     assert figures(using).failed == Count(9)
     fail(using, put(1, using), "rabbitmq.nack")
     assert counts() == exact, "counted once a minute"
-    queues._tallies.clear()
-    monkeypatch.setattr(queues, "MAX_COUNT", 5)
+    reading._tallies.clear()
+    monkeypatch.setattr(reading, "MAX_COUNT", 5)
     fail(using, put(1, using), "rabbitmq.unroutable")
     assert counts() == [("rabbitmq.unroutable", "3+", "0+"), ("rabbitmq.nack", "2+", "0+")]
 
@@ -224,7 +224,7 @@ def test_failed_messages_of_different_errors_are_different_groups_with_an_exampl
 def test_failed_messages_of_many_errors_are_one_group_of_their_class_and_type(
     using: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(queues, "MAX_FINGERPRINTS", 2)
+    monkeypatch.setattr(reading, "MAX_FINGERPRINTS", 2)
     ids = put(3, using)
     fail(using, ids, "shop.Unknown")
     for id, name in zip(ids, ["Ada", "Bob", "Zoe"], strict=True):
@@ -257,7 +257,7 @@ def test_a_key_with_nothing_behind_its_failed_message_is_not_blocked(using: str)
 
 
 def test_a_blocked_key_is_found_behind_more_keys_than_are_looked_at(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queues, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(reading, "MAX_ENTRIES", 3)
     ids = put(24, using, keys=12)
     by_partition = OutboxMessage.objects.using(using).order_by("-partition", "id").values_list("pk", flat=True)
     fail(using, [by_partition[0]])
@@ -307,8 +307,7 @@ class TestTheLastMinute:
         self, using: str, monkeypatch: pytest.MonkeyPatch
     ):
         now = read_clock(using).replace(second=25, microsecond=0)
-        for reader in (queues.read_queues, read_status):
-            monkeypatch.setitem(reader.__globals__, "read_clock", lambda using: now)
+        monkeypatch.setattr(reading, "read_clock", lambda using: now)
         for seconds_ago in range(15, 85, 10):
             delivered(using, 7, seconds_ago=seconds_ago, now=now)
         report(using, 8, now=now)
@@ -388,7 +387,7 @@ def test_the_time_without_a_delivery_never_goes_back(using: str, monkeypatch: py
     lasted = []
     for seconds in range(0, 600, 10):
         now = begin + datetime.timedelta(seconds=seconds + 8)
-        monkeypatch.setitem(read_status.__globals__, "read_clock", lambda using, now=now: now)
+        monkeypatch.setattr(reading, "read_clock", lambda using, now=now: now)
         # A relay of another publisher deletes counts that are too old.
         DeliveryCounts(using).write("audit", Tally(processed=1))
         at = figures(using).delivered_at
@@ -443,8 +442,7 @@ def test_a_publisher_that_is_behind_because_of_its_limit_says_so(
 def test_a_drain_that_has_ended_is_no_relay_and_its_outage_is_over(using: str, monkeypatch: pytest.MonkeyPatch):
     now = read_clock(using)
     # The test may take longer than a second.
-    for reader in (queues.read_queues, read_status):
-        monkeypatch.setitem(reader.__globals__, "read_clock", lambda using: now)
+    monkeypatch.setattr(reading, "read_clock", lambda using: now)
     state = {"state": "open", "reason": "connection refused.", "since": (now - minutes(2)).timestamp()}
     common = {"version": "1", "workers": 1, "pid": 7, "host": "a", "mode": "drain"}
     reports = Heartbeat.objects.using(using)

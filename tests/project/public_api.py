@@ -39,7 +39,6 @@ MODULES = (
     "django_outbox.tasks",
     "django_outbox.beat",
     "django_outbox.monitoring.prometheus",
-    "django_outbox.monitoring.opentelemetry",
     "django_outbox.contrib.django_tasks",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")

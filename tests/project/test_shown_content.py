@@ -42,7 +42,7 @@ PLACES = {
     "conf/redaction.py": {"_without_content"},
     # Left out of queries.
     "admin/changelist.py": {"MessageList"},
-    "monitoring/queues.py": {"describe_blocked"},
+    "monitoring/status.py": {"describe_blocked"},
     # Only names of headers of the trace context.
     "monitoring/tracing.py": {"OpenTelemetryTracer"},
     "tracing.py": {"PublishedBatch", "_traced", "trace_headers"},

@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from django_outbox.monitoring.figures import (
@@ -18,6 +19,9 @@ from django_outbox.monitoring.figures import (
     Status,
     Verdict,
 )
+
+reading: Any = import_module("django_outbox.monitoring.status")
+"""The module that reads the figures; the package has a function of its name."""
 
 Unreachable = Callable[[str], AbstractContextManager[None]]
 """The fixture `unreachable`."""
