@@ -2,10 +2,7 @@
 
 import dataclasses
 import datetime
-import re
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,21 +81,6 @@ class TestPage:
         # key.
         assert len(queries) == 6
 
-    def test_reads_the_figures_once_in_two_seconds(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-        # The package has a function of the module's name.
-        module = import_module("django_outbox.monitoring.status")
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1.0))
-        admin_client.get(address())
-        with CaptureQueriesContext(connections["default"]) as queries:
-            admin_client.get(address(fragment="1"))
-        assert not [query["sql"] for query in queries if OutboxMessage._meta.db_table in query["sql"]]
-
-    def test_shows_the_limit_of_a_publisher(self, admin_client: Client, settings: Any):
-        memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
-        settings.OUTBOX = {"PUBLISHERS": {"default": {**memory, "RATE_LIMIT": 2.5}, "audit": memory}}
-        shown = text(admin_client.get(address(fragment="1")))
-        assert shown.count("limit") == shown.count("limit 2.5/s") == 1
-
     def test_counts_held_messages_apart_from_delayed_ones(self, using: str, admin_client: Client):
         held = put(Status.PENDING, 5, using=using, age=60)[2:]
         OutboxMessage.objects.using(using).filter(pk__in=held).hold()
@@ -157,11 +139,6 @@ class TestPage:
         page = text(admin_client.get(address()))
         assert "&lt;script&gt;" in page
         assert "<b>" not in page
-
-    def test_has_neither_scripts_nor_styles_of_its_own(self, admin_client: Client):
-        page = text(admin_client.get(address()))
-        ours = page[page.index('id="content-main"') : page.index("</main>")]
-        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", ours)
 
 
 class TestPermissions:

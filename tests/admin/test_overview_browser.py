@@ -140,43 +140,16 @@ def test_refreshing_can_be_stopped_and_stops_while_the_page_is_hidden(page: Oper
     assert script(page, "window.fetches") == 0
 
 
-@pytest.fixture
-def failed() -> list[int]:
-    cause = {"error_class": "rabbitmq.unroutable", "type": "invoice.sent"}
-    return put(Status.FAILED, 5, age=60, **cause)
-
-
-def requeued(ids: list[int]) -> int:
-    return OutboxMessage.objects.pending().filter(pk__in=ids).count()
-
-
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_operation_goes_on_by_itself(page: Operator, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
     monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
-
-
-@pytest.mark.usefixtures("small_steps")
-def test_a_long_operation_goes_on_by_itself(failed: list[int], page: Operator):
+    failed = put(Status.FAILED, 5, age=60, error_class="rabbitmq.unroutable", type="invoice.sent")
     page.follow(page.find(".outbox-button.outbox-requeue"))
     page.find("#content input[type=submit]").click()
-    eventually(lambda: requeued(failed) == 5, seconds=60)
+    requeued = OutboxMessage.objects.pending().filter(pk__in=failed)
+    eventually(lambda: requeued.count() == 5, seconds=60)
     page.wait_for_text(".messagelist .success", "5 messages were requeued.")
     assert LogEntry.objects.get().change_message == "5 messages were requeued."
-
-
-@pytest.mark.usefixtures("small_steps", "without_scripts")
-def test_a_long_operation_is_continued_and_stopped_without_javascript(failed: list[int], page: Operator):
-    page.follow(page.find(".outbox-button.outbox-requeue"))
-    page.follow(page.find("#content input[type=submit]"))
-    assert page.find("#content p[role=status]").text == "2 messages were requeued."
-    page.picture("progress")
-    page.follow(page.find("#content form input[type=submit]"))
-    assert requeued(failed) == 4
-    page.follow(page.find("#content form input[name=stop]"))
-    assert page.find(".messagelist .warning").text == "Stopped. 4 messages were requeued."
-    assert requeued(failed) == 4
-    assert LogEntry.objects.get().change_message == "4 messages were requeued."
 
 
 @pytest.mark.usefixtures("without_scripts")

@@ -24,6 +24,7 @@ from django.test import Client, override_settings
 
 from django_outbox.management.live import RelayFigures, describe_outage
 from django_outbox.models import Heartbeat, OutboxMessage
+from django_outbox.monitoring.status import CACHE_SECONDS
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.admin.overview_pages import address
@@ -60,31 +61,18 @@ FATES = {
 }
 
 OK, WARNING, CRITICAL = "OK", "WARNING", "CRITICAL"
+FOREVER = float("inf")
 DELIVERING, NOT_DELIVERING = (OK, "delivering"), (WARNING, "not_delivering")
 UNAVAILABLE, BEHIND = (WARNING, "unavailable"), (WARNING, "behind")
 TABLE = {
     # A relay that was killed may have reported just before, so it is silent for 5 to 15 seconds after 5.
-    "killed": (
-        {DELIVERING},
-        {DELIVERING, NOT_DELIVERING},
-        {NOT_DELIVERING},
-        {NOT_DELIVERING},
-        {NOT_DELIVERING, (CRITICAL, "not_delivering")},
-        {(CRITICAL, "not_delivering")},
-    ),
+    "killed": ((DELIVERING, 0, 29), (NOT_DELIVERING, 6, 85), ((CRITICAL, "not_delivering"), 50, FOREVER)),
     # The outage is in the next report.
-    "cut": (
-        {DELIVERING, UNAVAILABLE},
-        {UNAVAILABLE},
-        {UNAVAILABLE},
-        {UNAVAILABLE},
-        {UNAVAILABLE, (CRITICAL, "unavailable")},
-        {(CRITICAL, "unavailable")},
-    ),
+    "cut": ((DELIVERING, 0, 14), (UNAVAILABLE, 0, 85), ((CRITICAL, "unavailable"), 50, FOREVER)),
     # Messages are late after a minute.
-    "limited": ({DELIVERING}, {DELIVERING}, {DELIVERING}, {DELIVERING, BEHIND}, {DELIVERING, BEHIND}, {BEHIND}),
+    "limited": ((DELIVERING, 0, 85), (BEHIND, 35, FOREVER)),
 }
-"""The level and the code that every view may show first, at each moment."""
+"""The level and the code that every view may show first, with the first and the last second in which it may."""
 
 PERIOD = r"(\d+ s|\d min( \d+ s)?)"
 SENTENCES = {
@@ -255,14 +243,18 @@ def test_each_view_at_each_moment(relays: tuple[dict[str, Relay], Callable[[], N
     eventually(lambda: reported("killed") == 2 and reported("cut") == 1)
     relays[1]()
     began, wrong, seen = time.monotonic(), [], []
-    for number, moment in enumerate(MOMENTS):
+    for moment in MOMENTS:
         time.sleep(max(began + moment - time.monotonic(), 0))
-        for fate, allowed in TABLE.items():
+        for fate, verdicts in TABLE.items():
+            # The pages share figures for two seconds; a busy machine answers late.
+            first = time.monotonic() - began - CACHE_SECONDS
             asked = [*views(admin_client, fate)]
+            last = time.monotonic() - began
+            allowed = {verdict for verdict, begin, end in verdicts if begin <= last and first <= end}
             delivered = OutboxMessage.objects.using(FATES[fate].using).filter(processed_at__gt=ago(seconds=90)).count()
             for view in asked:
                 seen.append(f"{moment:>3} s  {fate:8} {view.name:14} {view.level} {view.code} {view.delivered}")
-                if (view.level, view.code) not in allowed[number] or (view.delivered or 0) > delivered:
+                if (view.level, view.code) not in allowed or (view.delivered or 0) > delivered:
                     wrong.append(seen[-1])
             live = figures[fate].read()
             due, *rest = live.texts
@@ -299,12 +291,13 @@ def test_the_loss_of_one_of_two_relays_is_a_warning_in_each_view(
         else:
             proxy.go_down()
         eventually(lambda: verdicts()[0] == f"WARNING {code}")
-        for _ in range(3):
-            time.sleep(5)
-            assert {(view.level, view.code) for view in views(admin_client, fate)} == {(WARNING, code)}
-            assert not any(each.startswith(CRITICAL) for each in verdicts())
-        delivered = OutboxMessage.objects.using(using).filter(publisher=alias, processed_at__gt=ago(seconds=10))
-        assert delivered.count() > 10
+        # The pages share figures for two seconds.
+        time.sleep(CACHE_SECONDS)
+        assert {(view.level, view.code) for view in views(admin_client, fate)} == {(WARNING, code)}
+        assert not any(each.startswith(CRITICAL) for each in verdicts())
+        lost_at = ago(seconds=0)
+        delivered = OutboxMessage.objects.using(using).filter(publisher=alias, processed_at__gt=lost_at)
+        eventually(lambda: delivered.count() > 10)
         survivor.kill()
         expected = "unavailable" if fate == "one of two cut" else "not_delivering"
         eventually(lambda: verdicts()[0].endswith(f" {expected}"))

@@ -31,13 +31,11 @@ from tests.support.claimed import make_message
 from tests.support.effects import HANDLERS
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.rabbitmq.tools import Broker
 from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
 
 pytest_plugins = [
     "tests.support.handlers_fixtures",
     "tests.support.tracing_fixtures",
-    "tests.support.rabbitmq.fixtures",
 ]
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("scripted", "spans")]
 
@@ -131,13 +129,6 @@ def test_the_state_of_a_trace_is_passed_on_and_baggage_is_not():
     assert message.headers["tracestate"] == "vendor=a1"
 
 
-def test_the_dict_of_the_callers_headers_is_not_changed():
-    headers = {"source": "web"}
-    with tracer.start_as_current_span("request"):
-        write(headers=headers)
-    assert headers == {"source": "web"}
-
-
 def test_headers_of_the_maximum_size_still_get_the_trace():
     with tracer.start_as_current_span("request"):
         message = write(headers={"text": "x" * (MAX_HEADERS_BYTES - len('{"text": ""}'))})
@@ -160,13 +151,6 @@ def test_enqueue_many_is_one_span_for_all_messages_without_a_trace(using: str, s
     }
     stored = list(OutboxMessage.objects.using(using).order_by("payload").values_list("headers", flat=True))
     assert [context_of(headers).span_id for headers in stored] == [sent.context.span_id] * 3 + [SPAN_ID]
-
-
-def test_enqueue_many_of_several_types_has_no_destination(spans: InMemorySpanExporter):
-    with tracer.start_as_current_span("request"), transaction.atomic():
-        enqueue_many([OutboxMessage(type=type, payload=1) for type in ("order.created", "order.paid")])
-    (sent,) = named(spans, "send")
-    assert "messaging.destination.name" not in (sent.attributes or {})
 
 
 def test_a_row_that_cannot_be_written_is_an_error_without_its_text(
@@ -262,14 +246,6 @@ def test_a_message_that_was_not_accepted_is_an_error_without_its_text(
     assert attributes["django_outbox.outcome"] == outcome.kind.value
     assert (attributes["error.type"], attributes["django_outbox.failed"]) == (error_type, failed)
     assert "secret" not in span.to_json()
-
-
-def test_a_message_that_was_not_published_has_no_span(spans: InMemorySpanExporter, scripted: Script):
-    for _ in range(2):
-        write(key="order-7", headers={"traceparent": traceparent()})
-    scripted.answer = lambda message: retry_later("busy")
-    assert len(deliver(scripted)) == 1
-    assert len(named(spans, "publish order.created")) == 1
 
 
 @pytest.mark.parametrize(
@@ -402,35 +378,6 @@ def test_a_relay_survives_a_span_processor_that_raises(
         assert relay.drain().processed == 3
     assert OutboxMessage.objects.processed().count() == 3
     assert caplog.text.count("Tracing failed") == 1
-
-
-# Other processes
-
-
-def test_a_consumer_of_rabbitmq_continues_the_trace(
-    transactional_db: None, broker: Broker, spans: InMemorySpanExporter
-):
-    queue = broker.queue()
-    outbox = {
-        "PUBLISHERS": {
-            "default": {
-                "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
-                "OPTIONS": {"url": settings.AMQP_URL},
-            }
-        }
-    }
-    with override_settings(OUTBOX=outbox):
-        with tracer.start_as_current_span("request") as request:
-            write(topic=queue)
-        with Relay() as relay:
-            assert relay.drain().processed == 1
-    # A busy broker may confirm a second attempt only.
-    received, *_ = broker.take(queue)
-    (created,), (*_, published) = named(spans, f"create {queue}"), named(spans, f"publish {queue}")
-    consumed = context_of(received.properties.headers)
-    assert consumed.trace_id == published.context.trace_id == request.get_span_context().trace_id
-    assert consumed.span_id == created.context.span_id
-    assert (published.attributes or {})["messaging.system"] == "rabbitmq"
 
 
 def test_rabbitmq_names_the_exchange_and_the_routing_key():
