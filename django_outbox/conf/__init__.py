@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
@@ -24,8 +24,8 @@ from django_outbox.conf.readers import (
     publisher_alias_or_none,
     read_keys,
     read_value,
-    retention,
     seconds,
+    time_to_keep,
     whole_number,
 )
 from django_outbox.conf.retry import RetryRules, choose_policy, read_rules
@@ -36,17 +36,62 @@ from django_outbox.utils.text import is_name, shorten
 MAX_CONSUMER_ALIAS_LENGTH = 50
 """Maximum characters of an alias in `OUTBOX["CONSUMERS"]`."""
 
+MAX_PROBLEM_LENGTH = 1000
+"""Maximum number of characters of a problem, and of its hint, because a value may be a whole file."""
+
+SOURCES = ("table", "snapshot", "log")
+
+EXAMPLE = (
+    'For example: OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}}}.'
+)
+
+PUBLISHER_HINT = (
+    'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, "CLAIM_TIMEOUT": 120, '
+    '"RATE_LIMIT": 100, "SOURCE": "snapshot"}, and its alias must be a string of 1 to 63 characters.'
+)
+
+CONSUMER_HINT = (
+    'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to '
+    f"{MAX_CONSUMER_ALIAS_LENGTH} printable characters without blanks around it."
+)
+
+_STORAGE = "a key of Django's setting STORAGES"
+
+_CHECK_IDS = {"ROUTES": "E023", "CONSUMERS": "E035"}
+"""The IDs of the system checks that report invalid values; E003 for the other keys."""
+
+
+def read_by(reader: Reader) -> dict[str, Reader]:
+    """Return the metadata of a dataclass's field that `reader` reads."""
+    return {"reader": reader}
+
+
+def readers_of(config: type, key: Callable[[str], str] = str.upper) -> dict[str, Reader]:
+    """Return the readers of the fields of a dataclass by the keys that their names stand for."""
+    return {key(each.name): each.metadata["reader"] for each in fields(config) if each.metadata}
+
+
+def as_given(value: object) -> Any:
+    """Read a value that `_is_entry` has checked."""
+    return value
+
+
+def _source(value: object) -> str:
+    if value not in SOURCES:
+        raise ValueError(f"one of {', '.join(map(repr, SOURCES))}")
+    return str(value)
+
 
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
-    backend: str
+    backend: str = field(metadata=read_by(as_given))
     # They may have passwords, and a traceback may show this object.
-    options: Mapping[str, Any] = field(repr=False)
-    retry: RetryRules = field(default_factory=RetryRules)
-    batch_size: int | None = None
-    claim_timeout: float | None = None
-    source: str = "table"
-    rate_limit: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata=read_by(as_given))
+    retry: RetryRules = field(default_factory=RetryRules, metadata=read_by(read_rules))
+    batch_size: int | None = field(default=None, metadata=read_by(optional(whole_number)))
+    claim_timeout: float | None = field(default=None, metadata=read_by(optional(at_least_a_second)))
+    source: str = field(default="table", metadata=read_by(_source))
+    rate_limit: float | None = field(default=None, metadata=read_by(optional(number(0.01, 1_000_000))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +99,40 @@ class ConsumerConfig:
     backend: str
     # They may have passwords, and a traceback may show this object.
     options: Mapping[str, Any] = field(repr=False)
+
+
+def _is_entry(alias: object, entry: object, max_length: int) -> bool:
+    """Return whether an entry of `PUBLISHERS` or `CONSUMERS` has an alias, a backend and options of the right types."""
+    return (
+        isinstance(alias, str)
+        and 0 < len(alias) <= max_length
+        and isinstance(entry, Mapping)
+        and isinstance(backend := entry.get("BACKEND"), str)
+        and not backend.startswith(".")
+        and isinstance(entry.get("OPTIONS", {}), Mapping)
+    )
+
+
+def read_consumers(value: object) -> dict[str, ConsumerConfig]:
+    """Read the entries of `OUTBOX["CONSUMERS"]`, or raise Mistakes. Classes and options are not checked."""
+    if not isinstance(value, Mapping):
+        raise ValueError("a dict of consumers by their aliases")
+    mistakes = [
+        Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
+        for alias, entry in value.items()
+        if not is_name(alias, MAX_CONSUMER_ALIAS_LENGTH)
+        or not _is_entry(alias, entry, MAX_CONSUMER_ALIAS_LENGTH)
+        or set(entry) - {"BACKEND", "OPTIONS"}
+    ]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return {alias: ConsumerConfig(entry["BACKEND"], entry.get("OPTIONS", {})) for alias, entry in value.items()}
+
+
+def _storage_alias(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(_STORAGE)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +143,20 @@ class ArchiveConfig:
         max_bytes: maximum bytes of a file before compression; one message is archived however large it is.
     """
 
-    storage: str
-    max_rows: int = 50_000
-    max_bytes: int = 64 * 1024 * 1024
-    interval: float = 3600.0
+    storage: str = field(metadata=read_by(_storage_alias))
+    max_rows: int = field(default=50_000, metadata=read_by(whole_number))
+    max_bytes: int = field(default=64 * 1024 * 1024, metadata=read_by(whole_number))
+    interval: float = field(default=3600.0, metadata=read_by(seconds))
+
+
+def read_archive(value: object) -> ArchiveConfig | None:
+    """Read `ARCHIVE`, or raise ValueError or Mistakes. Whether its storage is configured is not checked."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ValueError('a dict such as {"storage": "outbox_archive"}, or None to delete messages without a copy')
+    missing = [] if "storage" in value else [Mistake(" has no 'storage'.", f"It must be {_STORAGE}.")]
+    return ArchiveConfig(**read_keys(value, readers_of(ArchiveConfig, str.lower), missing))
 
 
 @dataclass(frozen=True)
@@ -75,25 +164,27 @@ class OutboxSettings:
     """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes."""
 
     publishers: Mapping[str, PublisherConfig]
-    routes: Routes = field(default_factory=dict)
-    batch_size: int = 2000
-    batch_bytes: int = 8 * 1024 * 1024
-    poll_interval: float = 1.0
-    retention: datetime.timedelta | None = datetime.timedelta(days=7)
-    archive: ArchiveConfig | None = None
-    retry: RetryRules = field(default_factory=RetryRules)
-    max_payload_bytes: int = 1024 * 1024
-    require_transaction: bool = True
-    claim_timeout: float = 120.0
-    failed_blocks_key: bool = False
-    lock_keys: bool = False
-    notify: bool = True
-    dead_letter_publisher: str | None = None
-    tracing: bool = True
-    deliver_in_runserver: bool = False
-    consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict)
-    inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
-    redact: str | None = None
+    routes: Routes = field(default_factory=dict, metadata=read_by(read_routes))
+    batch_size: int = field(default=2000, metadata=read_by(whole_number))
+    batch_bytes: int = field(default=8 * 1024 * 1024, metadata=read_by(whole_number))
+    poll_interval: float = field(default=1.0, metadata=read_by(seconds))
+    retention: datetime.timedelta | None = field(default=datetime.timedelta(days=7), metadata=read_by(time_to_keep))
+    archive: ArchiveConfig | None = field(default=None, metadata=read_by(read_archive))
+    retry: RetryRules = field(default_factory=RetryRules, metadata=read_by(read_rules))
+    max_payload_bytes: int = field(default=1024 * 1024, metadata=read_by(whole_number))
+    require_transaction: bool = field(default=True, metadata=read_by(flag))
+    claim_timeout: float = field(default=120.0, metadata=read_by(at_least_a_second))
+    failed_blocks_key: bool = field(default=False, metadata=read_by(flag))
+    lock_keys: bool = field(default=False, metadata=read_by(flag))
+    notify: bool = field(default=True, metadata=read_by(flag))
+    dead_letter_publisher: str | None = field(default=None, metadata=read_by(publisher_alias_or_none))
+    tracing: bool = field(default=True, metadata=read_by(flag))
+    deliver_in_runserver: bool = field(default=False, metadata=read_by(flag))
+    consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict, metadata=read_by(read_consumers))
+    inbox_retention: datetime.timedelta | None = field(
+        default=datetime.timedelta(days=30), metadata=read_by(time_to_keep)
+    )
+    redact: str | None = field(default=None, metadata=read_by(dotted_path_or_none))
 
     @cached_property
     def from_log(self) -> Set[str]:
@@ -149,10 +240,6 @@ class OutboxSettings:
         return self.retention == datetime.timedelta(0)
 
 
-MAX_PROBLEM_LENGTH = 1000
-"""Maximum number of characters of a problem, and of its hint, because a value may be a whole file."""
-
-
 class SettingsProblem(ImproperlyConfigured):
     def __init__(self, check_id: str, message: str, hint: str) -> None:
         message, hint = shorten(message, MAX_PROBLEM_LENGTH), shorten(hint, MAX_PROBLEM_LENGTH)
@@ -165,11 +252,6 @@ class SettingsProblem(ImproperlyConfigured):
     def as_check(self) -> CheckMessage:
         make = Error if self.check_id.startswith("E") else Warning
         return make(self.message, hint=self.hint, id=f"django_outbox.{self.check_id}")
-
-
-EXAMPLE = (
-    'For example: OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}}}.'
-)
 
 
 @cache
@@ -206,12 +288,13 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
         return None, [SettingsProblem("E001", f"OUTBOX {found}.", EXAMPLE)]
     problems: list[SettingsProblem] = []
     values: dict[str, Any] = {}
+    readers = readers_of(OutboxSettings)
     for name, value in raw.items():
         if name == "PUBLISHERS":
             continue
-        reader = _READERS.get(name)
+        reader = readers.get(name)
         if reader is None:
-            hint = hint_of_key(name, ["PUBLISHERS", *_READERS])
+            hint = hint_of_key(name, ["PUBLISHERS", *readers])
             if name in ("BACKEND", "OPTIONS", "SOURCE", "RATE_LIMIT"):
                 hint = f"Put it into an entry of PUBLISHERS. {EXAMPLE}"
             problems.append(SettingsProblem("E002", f"OUTBOX has an unknown key {name!r}.", hint))
@@ -229,9 +312,6 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
         for mistake in find_unknown_aliases(values.get("routes") or {}, values["publishers"])
     ]
     return (None if problems else OutboxSettings(**values)), problems
-
-
-SOURCES = ("table", "snapshot", "log")
 
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
@@ -253,93 +333,8 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     return publishers
 
 
-PUBLISHER_HINT = (
-    'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, "CLAIM_TIMEOUT": 120, '
-    '"RATE_LIMIT": 100, "SOURCE": "snapshot"}, and its alias must be a string of 1 to 63 characters.'
-)
-
-
-def _is_entry(alias: object, entry: object, max_length: int) -> bool:
-    """Return whether an entry of `PUBLISHERS` or `CONSUMERS` has an alias, a backend and options of the right types."""
-    return (
-        isinstance(alias, str)
-        and 0 < len(alias) <= max_length
-        and isinstance(entry, Mapping)
-        and isinstance(backend := entry.get("BACKEND"), str)
-        and not backend.startswith(".")
-        and isinstance(entry.get("OPTIONS", {}), Mapping)
-    )
-
-
 def _read_publisher(entry: Any) -> PublisherConfig:
-    return PublisherConfig(**{"options": {}, **read_keys(entry, _PUBLISHER_READERS, [])})
-
-
-def _source(value: object) -> str:
-    if value not in SOURCES:
-        raise ValueError(f"one of {', '.join(map(repr, SOURCES))}")
-    return str(value)
-
-
-_PUBLISHER_READERS: dict[str, Reader] = {
-    # `_is_entry` has checked them.
-    "BACKEND": lambda value: value,
-    "OPTIONS": lambda value: value,
-    "RETRY": read_rules,
-    "BATCH_SIZE": optional(whole_number),
-    "CLAIM_TIMEOUT": optional(at_least_a_second),
-    "RATE_LIMIT": optional(number(0.01, 1_000_000)),
-    "SOURCE": _source,
-}
-
-
-def read_consumers(value: object) -> dict[str, ConsumerConfig]:
-    """Read the entries of `OUTBOX["CONSUMERS"]`, or raise Mistakes. Classes and options are not checked."""
-    if not isinstance(value, Mapping):
-        raise ValueError("a dict of consumers by their aliases")
-    mistakes = [
-        Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
-        for alias, entry in value.items()
-        if not is_name(alias, MAX_CONSUMER_ALIAS_LENGTH)
-        or not _is_entry(alias, entry, MAX_CONSUMER_ALIAS_LENGTH)
-        or set(entry) - {"BACKEND", "OPTIONS"}
-    ]
-    if mistakes:
-        raise Mistakes(mistakes)
-    return {alias: ConsumerConfig(entry["BACKEND"], entry.get("OPTIONS", {})) for alias, entry in value.items()}
-
-
-CONSUMER_HINT = (
-    'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to '
-    f"{MAX_CONSUMER_ALIAS_LENGTH} printable characters without blanks around it."
-)
-
-
-def read_archive(value: object) -> ArchiveConfig | None:
-    """Read `ARCHIVE`, or raise ValueError or Mistakes. Whether its storage is configured is not checked."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise ValueError('a dict such as {"storage": "outbox_archive"}, or None to delete messages without a copy')
-    missing = [] if "storage" in value else [Mistake(" has no 'storage'.", f"It must be {_STORAGE}.")]
-    return ArchiveConfig(**read_keys(value, _ARCHIVE_READERS, missing))
-
-
-_STORAGE = "a key of Django's setting STORAGES"
-
-
-def _storage_alias(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(_STORAGE)
-    return value
-
-
-_ARCHIVE_READERS: dict[str, Reader] = {
-    "storage": _storage_alias,
-    "max_rows": whole_number,
-    "max_bytes": whole_number,
-    "interval": seconds,
-}
+    return PublisherConfig(**read_keys(entry, readers_of(PublisherConfig), []))
 
 
 def _read(reader: Reader, value: object, where: str, check_id: str, problems: list[SettingsProblem]) -> Any:
@@ -347,29 +342,3 @@ def _read(reader: Reader, value: object, where: str, check_id: str, problems: li
     found = read_value(reader, value, where, mistakes)
     problems += [SettingsProblem(check_id, mistake.message, mistake.hint) for mistake in mistakes]
     return found
-
-
-_CHECK_IDS = {"ROUTES": "E023", "CONSUMERS": "E035"}
-"""The IDs of the system checks that report invalid values; E003 for the other keys."""
-
-_READERS: dict[str, Reader] = {
-    "ROUTES": read_routes,
-    "BATCH_SIZE": whole_number,
-    "BATCH_BYTES": whole_number,
-    "POLL_INTERVAL": seconds,
-    "RETENTION": retention,
-    "ARCHIVE": read_archive,
-    "RETRY": read_rules,
-    "MAX_PAYLOAD_BYTES": whole_number,
-    "REQUIRE_TRANSACTION": flag,
-    "CLAIM_TIMEOUT": at_least_a_second,
-    "FAILED_BLOCKS_KEY": flag,
-    "LOCK_KEYS": flag,
-    "NOTIFY": flag,
-    "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
-    "TRACING": flag,
-    "DELIVER_IN_RUNSERVER": flag,
-    "CONSUMERS": read_consumers,
-    "INBOX_RETENTION": retention,
-    "REDACT": dotted_path_or_none,
-}

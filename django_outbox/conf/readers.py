@@ -138,7 +138,7 @@ def dotted_path_or_none(value: object) -> str | None:
     raise ValueError("the dotted path of a function, or None")
 
 
-def retention(value: object) -> datetime.timedelta | None:
+def time_to_keep(value: object) -> datetime.timedelta | None:
     """Read the time for which processed messages are kept; None keeps them forever."""
     if value is None or (isinstance(value, datetime.timedelta) and value >= datetime.timedelta(0)):
         return value

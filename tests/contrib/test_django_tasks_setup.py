@@ -97,10 +97,10 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
 @pytest.mark.parametrize(
     ("options", "check", "text"),
     [
-        ({"databse": "x"}, "E061", "unknown key 'databse'. Did you mean 'database'?"),
-        ({"database": "elsewhere"}, "E061", "['database'] is 'elsewhere', which is not in DATABASES"),
+        ({"databse": "x"}, "E061", "unknown key 'databse'. Did you mean database?"),
+        ({"database": "elsewhere"}, "E061", "['database'] is 'elsewhere'. It must be a key of DATABASES"),
         ({"result_retention": 7}, "E061", "['result_retention'] is 7"),
-        ({"result_retention": datetime.timedelta(-1)}, "E061", "not negative"),
+        ({"result_retention": datetime.timedelta(-1)}, "E061", "a timedelta of 0 or more"),
         ({"publisher": "nowhere"}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
         ({"publisher": 7}, "E062", "is 7"),
         ({"publisher": "default"}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),

@@ -145,7 +145,7 @@ def test_every_key_of_the_retry_policy_is_in_the_reference_with_its_default():
 
 
 def test_every_setting_that_is_read_is_a_field_of_the_settings():
-    assert {name.lower() for name in conf._READERS} | {"publishers"} == set(
+    assert {name.lower() for name in conf.readers_of(conf.OutboxSettings)} | {"publishers"} == set(
         inspect.signature(conf.OutboxSettings).parameters
     )
 
@@ -351,7 +351,7 @@ def test_the_file_for_coding_assistants_has_every_page_and_names_that_exist():
         else:
             import_string(name)
     for setting in re.findall(r'`OUTBOX\["(\w+)"\]', text):
-        assert setting in conf._READERS
+        assert setting in conf.readers_of(conf.OutboxSettings)
 
 
 def test_the_permissions_of_the_reference_are_those_of_the_model():

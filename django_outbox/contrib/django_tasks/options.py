@@ -15,15 +15,13 @@ from django.tasks.base import Task, TaskResult
 
 from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import SettingsProblem, get_settings
-from django_outbox.utils.text import did_you_mean
+from django_outbox.conf.readers import Mistakes, Reader, read_keys, time_to_keep
 
 # At runtime, Django's classes take no type arguments.
 AnyTask: TypeAlias = "Task[..., Any]"
 AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 APP = "django_outbox.contrib.django_tasks"
-
-NAMES = ("database", "publisher", "result_retention")
 
 DEFAULT_PUBLISHER = "handlers"
 
@@ -76,27 +74,26 @@ def find_problems(backend: BackendOptions) -> Iterator[SettingsProblem]:
 
 
 def _find_wrong_options(where: str, options: Mapping[str, Any]) -> Iterator[SettingsProblem]:
-    for name in options:
-        if name not in NAMES:
-            hint = f"{did_you_mean(name, NAMES)}The options are {', '.join(NAMES)}."
-            yield _invalid(f"{where} has an unknown key {name!r}.", hint)
-    database = options.get("database")
-    if database is not None and database not in django_settings.DATABASES:
-        yield _invalid(
-            f"{where}['database'] is {database!r}, which is not in DATABASES.",
-            f"Use one of {', '.join(sorted(django_settings.DATABASES))}, or leave it out.",
-        )
-    age = options.get("result_retention", DEFAULT_RETENTION)
-    if age is not None and not (isinstance(age, datetime.timedelta) and age >= datetime.timedelta(0)):
-        yield _invalid(
-            f"{where}['result_retention'] is {age!r}.",
-            "Use a timedelta that is not negative, such as timedelta(days=7), or None to keep results forever.",
-        )
+    try:
+        read_keys(options, _READERS, [])
+    except Mistakes as error:
+        for mistake in error.found:
+            yield SettingsProblem("E061", f"{where}{mistake.message}", mistake.hint)
     yield from _check_publisher(f"{where}['publisher']", options.get("publisher", DEFAULT_PUBLISHER))
 
 
-def _invalid(message: str, hint: str) -> SettingsProblem:
-    return SettingsProblem("E061", message, hint)
+def _database(value: object) -> object:
+    if value is not None and value not in django_settings.DATABASES:
+        raise ValueError(f"a key of DATABASES ({', '.join(sorted(django_settings.DATABASES))})")
+    return value
+
+
+_READERS: dict[str, Reader] = {
+    "database": _database,
+    # `_check_publisher` checks it.
+    "publisher": lambda value: value,
+    "result_retention": time_to_keep,
+}
 
 
 def _check_publisher(where: str, alias: object) -> Iterator[SettingsProblem]:
