@@ -1,19 +1,16 @@
 """While the helpers are active, no publisher is real, whatever the settings say, in any thread."""
 
-import os
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
-from django.test import override_settings
+from asgiref.sync import sync_to_async
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.test import TestCase, override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,8 +20,13 @@ from django_outbox.brokers.memory import MemoryPublisher
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.registry import make_publisher
-from django_outbox.testing import memory_publishers
-from tests.support.children import ROOT
+from django_outbox.celery import OutboxCelery
+from django_outbox.handlers import handler
+from django_outbox.relay import Relay
+from django_outbox.testing import Outbox, OutboxTestMixin, isolated_handlers, memory_publishers
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS
+from tests.support.effects import HANDLERS
 from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -144,181 +146,80 @@ def test_a_publisher_that_was_made_earlier_neither_connects_nor_checks_its_broke
     assert broker.connections == 0
 
 
-SETTINGS = """
-    import os
+def real(port: int) -> dict[str, Any]:
+    """Settings whose brokers are at this port."""
+    rabbitmq = {
+        "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
+        "OPTIONS": {"url": f"amqp://127.0.0.1:{port}/%2F", "exchange": "none"},
+    }
+    redis = {
+        "BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher",
+        "OPTIONS": {"url": f"redis://127.0.0.1:{port}/0"},
+    }
+    return {
+        "PUBLISHERS": {**PUBLISHERS, "default": rabbitmq, "copies": redis, "handlers": HANDLERS},
+        "ROUTES": {"order.refused": ["handlers"]},
+        "RETRY": {"MAX_ATTEMPTS": 1},
+        "DEAD_LETTER_PUBLISHER": "copies",
+    }
 
-    import django
 
-    SECRET_KEY = "x"
-    USE_TZ = True
-    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:", "TEST": {"NAME": TEST_NAME}}}
-    INSTALLED_APPS = ["django_outbox"]
-    # Django 5.2 has no tasks.
-    if django.VERSION >= (6, 0):
-        INSTALLED_APPS += ["django_outbox.contrib.django_tasks"]
-    ROOT_URLCONF = "project_settings"
-    PORT = os.environ["BROKER_PORT"]
+def drain_in_a_thread(earlier: Relay) -> None:
+    def work() -> None:
+        with Relay() as relay:
+            relay.drain()
+        connections.close_all()
 
-    def outbox(suffix):
-        rabbitmq = {
-            "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
-            "OPTIONS": {"url": f"amqp://127.0.0.1:{PORT}/{suffix}", "exchange": "none"},
-        }
-        redis = {
-            "BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher",
-            "OPTIONS": {"url": f"redis://127.0.0.1:{PORT}/0"},
-        }
-        celery = {
-            "BACKEND": "django_outbox.brokers.celery.CeleryPublisher",
-            "OPTIONS": {"app": "project_celery:app"},
-        }
-        handlers = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
-        return {
-            "PUBLISHERS": {"default": rabbitmq, "copies": redis, "celery": celery, "handlers": handlers},
-            "ROUTES": {"order.refused": ["handlers"]},
-            "RETRY": {"MAX_ATTEMPTS": 1},
-            "DEAD_LETTER_PUBLISHER": "copies",
-        }
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
-    OUTBOX = outbox("first")
-    OTHER = outbox("second")
-    TASKS = {"default": {"BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend"}}
-    urlpatterns = []
-"""
 
-CELERY = """
-    import os
-    from django_outbox.celery import OutboxCelery
+WAYS: dict[str, Callable[[Relay], object]] = {
+    "helper": lambda earlier: Outbox(after=0).drain(raise_failures=False),
+    "a relay that was made earlier": lambda earlier: earlier.drain(max_seconds=5),
+    "command": lambda earlier: call_command("run_outbox", "--drain"),
+    "check": lambda earlier: (call_command("run_outbox", "--check"), earlier.drain(max_seconds=5)),
+    "thread": drain_in_a_thread,
+}
 
-    app = OutboxCelery("project", broker=f"redis://127.0.0.1:{os.environ['BROKER_PORT']}/0")
 
-    @app.task
-    def note(value): ...
-"""
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_to_deliver_reaches_a_broker(way: str, broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    app: Any = OutboxCelery("tested", set_as_current=False, broker=f"redis://127.0.0.1:{broker.port}/0")
+    monkeypatch.setattr(celery_app, "app", app)
+    project = real(broker.port)
+    with override_settings(OUTBOX=project):
+        earlier = Relay()
+    with memory_publishers(), isolated_handlers(), override_settings(OUTBOX=project):
 
-TESTS = """
-    import threading
-
-    import django
-    import pytest
-    from asgiref.sync import sync_to_async
-    from django.core.management import call_command
-    from django.db import connections, transaction
-    from django.test import TestCase, TransactionTestCase, override_settings
-
-    from django_outbox import enqueue
-    from django_outbox.handlers import handler
-    from django_outbox.relay import Relay
-    from django_outbox.testing import OutboxTestMixin
-    from project_celery import app, note
-    from project_settings import OTHER
-
-    MADE_EARLIER = Relay()
-
-    def enqueue_all():
         @handler("order.refused")
-        def refuse(payload, message):
+        def refuse(payload: Any, message: Any) -> None:
             raise LookupError
 
         with transaction.atomic():
             enqueue("order.created", {"id": 7})
             enqueue("order.refused", {"id": 7})
-            note.delay(7)
             app.send_task("elsewhere.note", (7,))
-
-    def deliver_all(outbox):
-        enqueue_all()
-        outbox.drain(raise_failures=False)
-        assert {message.type for message in outbox.published} == {
-            "order.created", "order.refused", note.name, "elsewhere.note",
-        }
-
-    class Decorated:
-        @override_settings(OUTBOX=OTHER)
-        def test_method(self):
-            deliver_all(self.outbox)
-
-        def test_earlier_relay(self):
-            enqueue_all()
-            MADE_EARLIER.drain(max_seconds=5)
-            assert "order.created" in {message.type for message in self.outbox.published}
-
-        def test_command(self):
-            with self.settings(OUTBOX=OTHER):
-                enqueue_all()
-                call_command("run_outbox", "--drain")
-            assert len(self.outbox.published) == 4
-
-        def test_check(self):
-            with self.settings(OUTBOX=OTHER):
-                call_command("run_outbox", "--check")
-
-    class PlainTests(Decorated, OutboxTestMixin, TestCase): ...
-
-    class CommittingTests(Decorated, OutboxTestMixin, TransactionTestCase):
-        def test_thread(self):
-            def work():
-                with override_settings(OUTBOX=OTHER):
-                    enqueue_all()
-                    with Relay() as relay:
-                        relay.drain()
-                connections.close_all()
-
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-            assert len(self.outbox.published) == 4
-
-    @override_settings(OUTBOX=OTHER)
-    class DecoratedTests(Decorated, OutboxTestMixin, TestCase):
-        async def test_async(self):
-            await sync_to_async(enqueue)("order.created", {}, require_transaction=False)
-            await sync_to_async(self.outbox.drain)()
-            assert len(self.outbox.published) == 1
-
-    @pytest.fixture
-    def other(settings):
-        settings.OUTBOX = OTHER
-
-    @pytest.mark.usefixtures("outbox", "other")
-    def test_fixture(outbox):
-        deliver_all(outbox)
-
-    if django.VERSION >= (6, 0):
-        from django.tasks import task
-
-        @task
-        def place_order(id):
-            enqueue("order.created", {"id": id})
-            note.delay(id)
-
-        class TaskTests(OutboxTestMixin, TestCase):
-            def test_task(self):
-                with self.settings(OUTBOX=OTHER):
-                    result = place_order.enqueue(7)
-                    self.outbox.drain()
-                    result.refresh()
-                    assert result.is_finished, result.errors
-                    self.outbox.drain()
-                assert {"order.created", note.name} <= {message.type for message in self.outbox.published}
-"""
-
-RUNNERS = {
-    "pytest": ["pytest", "-q", "-p", "no:cacheprovider", "--ds", "project_settings", "test_project.py"],
-    "unittest": ["django", "test", "--settings", "project_settings", "test_project"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_no_test_of_a_project_reaches_the_broker(tmp_path: Path, broker: Broker, runner: str):
-    test_name = f"TEST_NAME = {str(tmp_path / 'test.sqlite3')!r}\n"
-    (tmp_path / "project_settings.py").write_text(test_name + textwrap.dedent(SETTINGS))
-    (tmp_path / "project_celery.py").write_text(textwrap.dedent(CELERY))
-    (tmp_path / "test_project.py").write_text(textwrap.dedent(TESTS))
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "BROKER_PORT": str(broker.port)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = [sys.executable, "-m", *RUNNERS[runner]]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+        WAYS[way](earlier)
+        # The copy of the refused one goes to the dead-letter publisher.
+        assert {message.type for message in memory.published} == {"order.created", "order.refused", "elsewhere.note"}
+    app.close()
     assert broker.connections == 0
+
+
+@override_settings(OUTBOX=FIRST)
+class DecoratedTests(OutboxTestMixin, TestCase):
+    """A user's test case."""
+
+    @override_settings(OUTBOX=SECOND)
+    def test_a_decorated_method(self) -> None:
+        place_order(7)
+        self.outbox.drain()
+        assert [message.key for message in self.outbox.published] == ["order-7"]
+
+    async def test_an_async_method(self) -> None:
+        await sync_to_async(place_order)(7)
+        await sync_to_async(self.outbox.drain)()
+        assert [message.key for message in self.outbox.published] == ["order-7"]
