@@ -113,21 +113,27 @@ class SlowHandlers:
         patience: seconds after which they take long.
     """
 
-    def __init__(self, calls: Mapping[str, Mapping[int, Call]], patience: float) -> None:
+    def __init__(
+        self,
+        calls: Mapping[str, Mapping[int, Call]],
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._calls = calls
         self._patience = patience
+        self._clock = clock
         self._logged_at: dict[Call, float] = {}
 
     def find(self, publisher_alias: str) -> list[Call]:
         """Return the calls of a publisher that have lasted for long, the longest first."""
-        latest = time.monotonic() - self._patience
+        latest = self._clock() - self._patience
         # A copy, because workers change it.
         calls = dict(self._calls.get(publisher_alias, {})).values()
         return sorted((call for call in calls if call.began <= latest), key=lambda call: call.began)
 
     def log(self) -> None:
         """Log each of them when it is first found, and then once a minute."""
-        now = time.monotonic()
+        now = self._clock()
         found = [(alias, call) for alias in self._calls for call in self.find(alias)]
         self._logged_at = {call: self._logged_at.get(call, -math.inf) for _, call in found}
         for alias, call in found:

@@ -345,18 +345,6 @@ def test_one_worker_at_a_time_calls_handlers_while_the_lock_is_active():
     assert entered.is_set()
 
 
-def test_only_conflicts_are_taken_for_conflicts(using: str):
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        leave(using, "same")
-
-    leave(using, "same")
-    (id,) = put(1, using)
-    deliver_once(using)
-    assert row(using, id).attempts == 1
-    assert OutboxMessage.objects.using(using).pending().count() == 1
-
-
 def test_relays_take_turns_in_postgresql_after_a_conflict():
     """Each would give up after a moment to wait for the rows that the handlers of the other have locked."""
     lock = HandlerLock(max_wait=60)

@@ -16,6 +16,7 @@ from django_outbox import OutboxMessage
 from django_outbox.admin.operations import HOLD, apply
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.handlers import handler
+from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import Message
 from django_outbox.models import KeyLock, Status
 from django_outbox.relay.handling.savepoints import LOST
@@ -41,6 +42,24 @@ def leases(using: str) -> int:
     return KeyLock.objects.using(using).filter(held_until__gt=DatabaseNow()).count()
 
 
+class Work:
+    """A handler that notes the payload of each message, and waits with the payload 0 until the end."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.end = threading.Event()
+        handler("t", name="work")(self)
+
+    def __call__(self, payload: int, message: Message) -> None:
+        self.calls.append(payload)
+        assert payload or self.end.wait(60)
+
+
+@pytest.fixture
+def work(handlers: HandlerRegistry) -> Work:
+    return Work()
+
+
 def outlast_the_claim(using: str, id: int) -> None:
     """Wait until the lease has been renewed so often that it has lasted longer than CLAIM_TIMEOUT."""
     for _ in range(4):
@@ -64,48 +83,34 @@ def test_a_handler_is_called_outside_of_a_transaction_and_its_message_is_settled
 
 
 @pytest.mark.parametrize(("using", "keys"), [("default", 1), ("postgresql", 0), ("mariadb", 1)], indirect=["using"])
-def test_work_that_takes_longer_than_a_claim_is_done_once_although_another_relay_is_idle(using: str, keys: int):
-    calls: list[int] = []
-    end = threading.Event()
-
-    @handler("t")
-    def work(payload: int, message: Message) -> None:
-        calls.append(payload)
-        assert payload or end.wait(60)
-
+def test_work_that_takes_longer_than_a_claim_is_done_once_although_another_relay_is_idle(
+    using: str, keys: int, work: Work
+):
     first, second = put(2, using, keys=keys)
     with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK) as start:
         start()
         start()
-        eventually(lambda: 0 in calls)
+        eventually(lambda: 0 in work.calls)
         outlast_the_claim(using, first)
         if keys:
-            assert calls == [0], "a later message of the key was handled before the first"
+            assert work.calls == [0], "a later message of the key was handled before the first"
         else:
             eventually(lambda: row(using, second).status is Status.PROCESSED)
-        end.set()
+        work.end.set()
         eventually(lambda: states(using) == [Status.PROCESSED] * 2)
-    assert sorted(calls) == [0, 1]
+    assert sorted(work.calls) == [0, 1]
     assert row(using, first).attempts == 1
     assert leases(using) == 0
 
 
-def test_other_keys_go_on_in_the_same_relay(using: str):
-    calls: list[int] = []
-    end = threading.Event()
-
-    @handler("t")
-    def work(payload: int, message: Message) -> None:
-        calls.append(payload)
-        assert payload or end.wait(60)
-
+def test_other_keys_go_on_in_the_same_relay(using: str, work: Work):
     put(9, using, keys=3)
     with running_relay(using=using, poll_interval=0.05, workers=2, limits=QUICK):
-        eventually(lambda: len(calls) == 7)
-        assert not {3, 6} & set(calls), "later messages of the key were handled before the first"
-        end.set()
+        eventually(lambda: len(work.calls) == 7)
+        assert not {3, 6} & set(work.calls), "later messages of the key were handled before the first"
+        work.end.set()
         eventually(lambda: states(using) == [Status.PROCESSED] * 9)
-    assert [n for n in calls if n % 3 == 0] == [0, 3, 6]
+    assert [n for n in work.calls if n % 3 == 0] == [0, 3, 6]
 
 
 def test_the_message_of_a_relay_that_is_killed_is_handled_by_another_one(using: str):
@@ -212,50 +217,34 @@ def test_a_transaction_that_a_handler_leaves_open_is_rolled_back(using: str):
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_a_message_that_an_operator_makes_due_during_its_work_is_not_begun_again(using: str, key: str):
-    calls: list[int] = []
-    end = threading.Event()
-
-    @handler("t")
-    def work(payload: int, message: Message) -> None:
-        calls.append(payload)
-        assert payload or end.wait(60)
-
+def test_a_message_that_an_operator_makes_due_during_its_work_is_not_begun_again(using: str, key: str, work: Work):
     put(1, using, key=key)
     with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK) as start:
         start()
-        eventually(lambda: calls)
+        eventually(lambda: work.calls)
         assert OutboxMessage.objects.using(using).retry_now() == 1
         (other,) = put(1, using, first=1)
         start()
         eventually(lambda: row(using, other).status is Status.PROCESSED)
-        end.set()
+        work.end.set()
         eventually(lambda: states(using) == [Status.PROCESSED] * 2)
-    assert calls == [0, 1]
+    assert work.calls == [0, 1]
 
 
-def test_an_earlier_message_of_the_key_that_comes_late_waits_for_the_one_in_hand(using: str):
-    calls: list[int] = []
-    end = threading.Event()
-
-    @handler("t")
-    def work(payload: int, message: Message) -> None:
-        calls.append(payload)
-        assert payload or end.wait(60)
-
+def test_an_earlier_message_of_the_key_that_comes_late_waits_for_the_one_in_hand(using: str, work: Work):
     late, _, other = put(3, using, keys=3, first=-1)
     OutboxMessage.objects.using(using).filter(pk=late).delete()
     with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK) as start:
         start()
-        eventually(lambda: 0 in calls)
+        eventually(lambda: 0 in work.calls)
         (key,) = OutboxMessage.objects.using(using).filter(payload=0).values_list("key", flat=True)
         OutboxMessage.objects.using(using).create(id=late, type="t", payload=7, key=key)
         start()
         eventually(lambda: row(using, other).status is Status.PROCESSED)
         put(3, using, first=8)
-        eventually(lambda: {8, 9, 10} <= set(calls))
-        assert 7 not in calls
-        end.set()
+        eventually(lambda: {8, 9, 10} <= set(work.calls))
+        assert 7 not in work.calls
+        work.end.set()
         eventually(lambda: states(using) == [Status.PROCESSED] * 6)
 
 

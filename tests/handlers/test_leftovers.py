@@ -49,14 +49,6 @@ async def work(using: str, payload: Any, message: Message) -> None:
     await Group.objects.using(using).acreate(name=str(payload))
 
 
-class Worker:
-    def __init__(self, using: str) -> None:
-        self.using = using
-
-    async def __call__(self, payload: Any, message: Message) -> None:
-        await work(self.using, payload, message)
-
-
 class Promise:
     """An awaitable that is not a coroutine."""
 
@@ -85,10 +77,6 @@ def _returning(function: Function) -> Function:
 ASYNC: dict[str, Callable[[str], Function]] = {
     "async def": lambda using: partial(work, using),
     "decorated": _decorated,
-    "object": Worker,
-    "method": lambda using: Worker(using).__call__,
-    "partial of an object": lambda using: partial(Worker(using)),
-    "lambda": lambda using: lambda payload, message: work(using, payload, message),
     "coroutine that returns one": lambda using: _returning(partial(work, using)),
     "awaitable": lambda using: lambda payload, message: Promise(work(using, payload, message)),
 }
@@ -112,10 +100,7 @@ def generate_async(using: str) -> Function:
 
 GENERATORS: dict[str, Callable[[str], Function]] = {
     "generator": generate,
-    "decorated": lambda using: traced(generate(using)),
-    "partial": lambda using: partial(generate(using)),
     "async generator": generate_async,
-    "decorated async": lambda using: traced(generate_async(using)),
     "coroutine that returns one": lambda using: _returning(generate(using)),
 }
 

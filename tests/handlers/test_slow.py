@@ -4,7 +4,6 @@ import io
 import logging
 import re
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,11 @@ from django_outbox.handlers.publisher import Call
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay import Relay, watchdog
+from django_outbox.relay import Relay
+from django_outbox.relay.watchdog import SlowHandlers
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS
-from tests.support.messages import put
+from tests.support.messages import Clock, put
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -97,21 +97,22 @@ def test_a_running_relay_names_the_handler_in_every_view(using: str, admin_clien
         eventually(lambda: not find())
 
 
-def test_a_slow_handler_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    began = time.monotonic() - 42
-    calls = {1: Call("shop.send", 7, began), 2: Call("shop.bill", 8, time.monotonic())}
-    handlers = watchdog.SlowHandlers({"default": calls}, 10.0)
+def test_a_slow_handler_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture):
+    clock = Clock()
+    calls = {1: Call("shop.send", 7, 0.0), 2: Call("shop.bill", 8, 42.0)}
+    handlers = SlowHandlers({"default": calls}, 10.0, clock)
+    clock.now = 42.0
     assert [call.handler for call in handlers.find("default")] == ["shop.send"]
     assert handlers.find("audit") == []
     handlers.log()
     handlers.log()
     assert lines(caplog) == ["Publisher 'default': handler shop.send has run for 42 s on message 7"]
     assert caplog.records[0].levelno == logging.WARNING
-    monkeypatch.setattr(watchdog, "LOG_INTERVAL", 0.0)
+    del calls[2]
+    clock.now += 60.0
     handlers.log()
     assert len(lines(caplog)) == 2
     # The same thread calls it again.
-    monkeypatch.setattr(watchdog, "LOG_INTERVAL", 60.0)
-    calls[1] = Call("shop.send", 7, began + 1)
+    calls[1] = Call("shop.send", 7, 1.0)
     handlers.log()
     assert len(lines(caplog)) == 3

@@ -33,24 +33,6 @@ def using() -> str:
 OUTBOX = {"PUBLISHERS": {"default": HANDLERS}}
 
 
-def test_each_handler_of_a_type_has_retries_of_its_own(using: str):
-    @handler("t", name="mail")
-    def mail(payload: Any, message: Message) -> None:
-        leave(using, f"mail {payload}")
-
-    @handler("t", name="bill")
-    def bill(payload: Any, message: Message) -> None:
-        leave(using, f"bill {payload}")
-        if message.attempts < 2:
-            raise ValueError("not yet")
-
-    put(2, using)
-    drain_all(using)
-    assert sorted(effects(using)) == ["bill 0", "bill 1", "mail 0", "mail 1"]
-    attempts = OutboxMessage.objects.using(using).order_by("id").values_list("topic", "attempts")
-    assert sorted(attempts) == [("", 1), ("", 1), ("bill", 3), ("bill", 3), ("mail", 1), ("mail", 1)]
-
-
 def test_each_handler_sees_the_original_message(using: str):
     seen: dict[str, tuple[Any, Message]] = {}
 

@@ -6,16 +6,22 @@ from typing import Any
 
 import pytest
 from django.dispatch import Signal
+from django.test import override_settings
 
-from django_outbox.brokers import Publisher
+from django_outbox.brokers import Publisher, memory
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
+from django_outbox.models import Status
+from django_outbox.relay import Relay
 from django_outbox.relay.dead_letters import MAX_HEADER_ERROR_LENGTH, copy_failed
 from django_outbox.relay.recorder import signal_settled
 from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
+from tests.conftest import ALIASES
 from tests.support.claimed import make_message
-from tests.support.publishers import Script, ScriptedPublisher
+from tests.support.messages import put, row
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 REFUSED = rejected("unroutable: no queue", error_class="shop.Unroutable")
 
 
@@ -95,6 +101,21 @@ class TestCopies:
     def test_are_not_sent_to_the_publisher_that_refused(self, dead_letters: ScriptedPublisher):
         assert copy_failed(dead_letters, failed(), "dead") == set()
         assert dead_letters.script.batches == []
+
+
+@pytest.mark.django_db(databases=ALIASES)
+@override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "dead": MEMORY}, "DEAD_LETTER_PUBLISHER": "dead"})
+def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_that(using: str, scripted: Script):
+    memory.published.clear()
+    accepted, refused = put(2, using)
+    scripted.answer = lambda message: REFUSED if message.id == refused else ACCEPTED
+    with Relay(using=using, publishers=["default"]) as relay:
+        relay.deliver_once()
+    assert [message.id for message in memory.published] == [refused]
+    found = row(using, refused)
+    assert (found.status, found.error, found.error_class) == (Status.FAILED, REFUSED.error, REFUSED.error_class)
+    assert found.dead_lettered_at == found.first_error_at == found.last_error_at == found.failed_at
+    assert row(using, accepted).dead_lettered_at is None
 
 
 class Received:

@@ -9,8 +9,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.brokers import BatchRefused
-from django_outbox.brokers.outcomes import NO_REASON, call_publisher
-from django_outbox.exceptions import RelayUnavailable
+from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, unanswered
 from django_outbox.relay import Relay
 from django_outbox.relay.sending.isolation import isolate
@@ -29,7 +28,6 @@ from tests.support.misbehaviour import (
     raising,
 )
 from tests.support.publishers import SCRIPTED, Script
-from tests.support.relay_threads import QUICK
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.misbehaviour_fixtures"]
@@ -65,9 +63,6 @@ def generating(error: BaseException) -> Callable[[Sequence[Message]], Any]:
 
 NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
     "None": lambda messages: None,
-    "True": lambda messages: True,
-    "one outcome, not in a list": lambda messages: ACCEPTED,
-    "a dict": lambda messages: dict.fromkeys(range(len(messages)), ACCEPTED),
     "a text": lambda messages: "x" * len(messages),
     "too few": lambda messages: [ACCEPTED] * (len(messages) - 1),
     "too many": lambda messages: [ACCEPTED] * (len(messages) + 1),
@@ -136,16 +131,6 @@ def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
     publish_by(lambda messages: [ACCEPTED] * len(messages))
     eventually(lambda: processed("bad") == 5)
     eventually(lambda: relay.outages == [])
-
-
-def test_a_drain_gives_up_an_outage_without_a_reason():
-    publish_by(lambda messages: [unanswered("")] * len(messages))
-    put(2, publisher="bad")
-    put(2)
-    with Relay(limits=QUICK) as relay, pytest.raises(RelayUnavailable, match=NO_REASON):
-        relay.drain()
-    assert Misbehaving.calls == QUICK.drain_patience
-    assert processed("default") == 2
 
 
 def test_the_users_ctrl_c_is_not_caught_in_the_main_thread():

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.db.models import Max, Min
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -27,7 +26,6 @@ from django_outbox.relay.sources import TableSource
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
-from tests.support.scripts import StartProcess, ends_with
 
 pytest_plugins = ["tests.support.script_fixtures"]
 
@@ -105,11 +103,6 @@ class TestReservations:
             assert limiter(using, 0.01).reserve() > 0
         assert len(queries) == 1
 
-    def test_killed_processes_leave_one_reservation(self, using: str):
-        for _ in range(20):
-            limiter(using, 0.2).reserve()
-        assert reserved_until(using) <= timezone.now() + datetime.timedelta(seconds=5)
-
     def test_processes_that_reserve_at_the_same_time_share_nothing(self, using: str):
         limiter(using, 10.0).reserve()
         first = reserved_until(using)
@@ -128,15 +121,6 @@ class TestReservations:
         for thread in threads:
             thread.join()
         assert reserved_until(using) - first >= datetime.timedelta(seconds=6 * SLOT)
-
-    def test_idle_time_is_not_saved_up(self, using: str):
-        limiter(using, 0.2).reserve()
-        move_reservations(using, datetime.timedelta(days=-1000))
-        workers = [limiter(using, 0.2) for _ in range(4)]
-        for worker in workers:
-            worker.reserve()
-        # A slow machine earns another one after 5 seconds.
-        assert 1 <= sum(worker.reserved > 0 for worker in workers) <= 3
 
     def test_a_clock_that_goes_back_does_not_stop_deliveries(self, using: str, caplog: pytest.LogCaptureFixture):
         limiter(using, 1.0).reserve()
@@ -245,32 +229,3 @@ def test_every_way_of_delivery_keeps_the_limit(using: str, publisher: dict[str, 
         assert time.monotonic() - began >= 0.95 * (40 / 20 - CREDIT.total_seconds() - SLOT)
     received = called or [int(message.payload) for batch in scripted.batches for message in batch]
     assert [*filter(lambda n: n % 2, received)] == [*range(1, 40, 2)]
-
-
-RELAY = """
-from django.core.management import execute_from_command_line
-import sys
-
-from tests import settings
-alias, name, rate = sys.argv[1:]
-settings.DATABASES[alias]["NAME"] = name
-settings.OUTBOX["PUBLISHERS"]["default"]["RATE_LIMIT"] = float(rate)
-execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--drain", "--workers", "2"])
-"""
-
-RATE = 100
-MESSAGES = 150
-
-
-@pytest.mark.parametrize("using", ["postgresql"])
-def test_two_processes_keep_the_limit_together(using: str, start: StartProcess):
-    put(MESSAGES, using, keys=20)
-    name = str(connections[using].settings_dict["NAME"])
-    processes = [start(RELAY, using, name, str(RATE)) for _ in range(2)]
-    assert [ends_with(process) for process in processes] == [0, 0]
-    times = OutboxMessage.objects.using(using).filter(processed_at__isnull=False)
-    assert times.count() == MESSAGES
-    span = times.aggregate(span=Max("processed_at") - Min("processed_at"))["span"].total_seconds()
-    # The first reservations are due at once. A busy machine makes it longer, and never shorter.
-    assert span >= 0.95 * (MESSAGES / RATE - CREDIT.total_seconds() - SLOT)
-    print(f"{using}: {MESSAGES / RATE:.1f} s planned, {span:.2f} s needed")  # noqa: T201 - shown with -s

@@ -20,7 +20,7 @@ from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import end_other_sessions
-from tests.support.messages import put
+from tests.support.messages import put, row
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
@@ -70,13 +70,6 @@ def test_a_publisher_needs_no_hash():
             assert relay.drain().processed == 1
 
 
-def test_drain_with_workers_delivers_each_message_once(using: str, scripted: Script):
-    put(1000, using)
-    with Relay(using=using, workers=3, batch_size=50) as relay:
-        assert relay.drain().processed == 1000
-    assert len(scripted.published()) == len(set(scripted.published())) == 1000
-
-
 def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     put(5, using)
     outcomes = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
@@ -95,6 +88,19 @@ def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     assert [rows[n].error for n in range(5)] == ["", "unroutable", "queue full", "", ""]
     due = OutboxMessage.objects.using(using).due()
     assert [message.payload for message in due] == [3], "only the one that nobody answered for is due again at once"
+
+
+def test_the_first_error_is_kept_and_the_last_one_replaced(using: str, scripted: Script):
+    (id,) = put(1, using)
+    scripted.answer = lambda message: retry_later("first", retry_after=0)
+    with Relay(using=using) as relay:
+        relay.deliver_once()
+        first = row(using, id)
+        scripted.answer = lambda message: rejected("last")
+        relay.deliver_once()
+    last = row(using, id)
+    assert (last.attempts, last.error) == (2, "last")
+    assert last.first_error_at == first.first_error_at == first.last_error_at < last.last_error_at  # type: ignore[operator]
 
 
 def test_an_outage_uses_up_no_attempts_and_a_drain_gives_up(using: str, scripted: Script):

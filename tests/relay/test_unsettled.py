@@ -312,23 +312,6 @@ def test_a_row_that_cannot_be_leased_stops_no_other(using: str, refused: str):
     assert calls == dict.fromkeys([0, 3, 4, 5, 20, 21, 22], 1) | {1: 2}
 
 
-def test_a_handled_message_that_cannot_be_settled_is_not_repeated_and_stops_no_other(using: str):
-    """Its lease is an update, too, which the database accepts."""
-    settled = "(NEW.processed_at IS NOT NULL OR NEW.failed_at IS NOT NULL OR NEW.error <> OLD.error)"
-    with leasing() as calls:
-        ids = put(6, using)
-        condition = f"{is_payload(using, 2)} AND {settled}"
-        limits = replace(QUICK, report_pace=0.05)
-        with refusing(using, condition), running_relay(using=using, limits=limits):
-            messages = OutboxMessage.objects.using(using)
-            eventually(lambda: messages.processed().filter(id__in=[*ids[:2], *ids[3:]]).count() == 5)
-            late = put(3, using, first=20)
-            eventually(lambda: messages.processed().filter(id__in=late).count() == 3)
-            eventually(lambda: f"message {ids[2]}: " in reason(using))
-            assert FROZEN["trigger"] in reason(using)
-    assert calls == dict.fromkeys([0, 1, 2, 3, 4, 5, 20, 21, 22], 1)
-
-
 def test_an_error_that_passes_does_not_end_the_deletion_of_processed_messages(
     locking: str, scripted: Script, monkeypatch: pytest.MonkeyPatch
 ):

@@ -4,7 +4,6 @@ import datetime
 import uuid
 from collections.abc import Callable, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,12 +47,6 @@ def run(
 
 def test_the_next_message_of_a_key_is_sent_when_the_previous_one_is_accepted():
     assert run(["a", "a", "b", "a", ""]) == ([[1, 3, 5], [2], [4]], [ACCEPTED] * 5)
-
-
-@pytest.mark.parametrize(("failed_blocks_key", "last"), [(False, ACCEPTED), (True, BLOCKED)])
-def test_a_rejected_message_blocks_its_key_if_the_setting_says_so(failed_blocks_key: bool, last: Outcome):
-    _, outcomes = run(["a", "a"], {1: REJECTED}, failed_blocks_key=failed_blocks_key)
-    assert outcomes == [REJECTED, last]
 
 
 def test_a_stopping_relay_finishes_the_wave_in_flight():
