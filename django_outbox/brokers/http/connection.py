@@ -19,7 +19,6 @@ from django_outbox.brokers.http.network import Deadline, Network
 from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.messages import Outcome, rejected
-from django_outbox.utils.logs import logger
 
 MAX_RESPONSE_BYTES = 65_536
 """Maximum number of bytes to read of a response's body; a connection with more to read is closed."""
@@ -62,13 +61,6 @@ class Server:
         connection = self._take_connection()
         try:
             result = connection.send(request)
-        except Exception as error:
-            logger.exception(
-                "Publisher %(publisher)r: a request failed",
-                event="publisher.request_failed",
-                publisher=self._options.alias,
-            )
-            result = explain(error)
         finally:
             self._give_back(connection)
         self.is_known = not isinstance(result, FailedRequest)

@@ -17,7 +17,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.text_headers import own_headers, text_headers
 from django_outbox.messages import Message
 
@@ -56,13 +55,14 @@ class HTTPEncoder:
     """Encodes and signs messages.
 
     Args:
+        authority: host and port of the receiver.
         headers: the option `headers`: sent with each message, instead of the message's own ones of the same name.
         secrets: the option `secrets`, each `whsec_` and 24 to 64 bytes in base64; a receiver accepts a request if it
             knows one of them.
     """
 
-    def __init__(self, origin: Origin, headers: object, secrets: object, *, format: str, source: str) -> None:
-        self._authority = origin.authority.encode()
+    def __init__(self, authority: str, headers: object, secrets: object, *, format: str, source: str) -> None:
+        self._authority = authority.encode()
         self._fixed = _read_headers(headers)
         self._fixed_names = frozenset(name for name, _value in self._fixed)
         given = [secrets] if isinstance(secrets, str) else secrets
