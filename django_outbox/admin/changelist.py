@@ -28,7 +28,7 @@ from django_outbox.admin.listing import (
     pending_publisher,
     state_of,
 )
-from django_outbox.brokers.ids import id_of
+from django_outbox.brokers.consumer import id_of
 from django_outbox.conf import get_settings
 from django_outbox.models import Status
 from django_outbox.monitoring import status

@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.consumer import Incoming
-from django_outbox.brokers.ids import read_uuid
+from django_outbox.brokers.consumer import Incoming, read_uuid
 from django_outbox.brokers.options import require_choice
 from django_outbox.brokers.text_headers import FIELDS, read_time, to_text
 from django_outbox.messages import Message

@@ -11,7 +11,7 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
-from django_outbox.brokers.ids import id_of
+from django_outbox.brokers.consumer import id_of
 from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import hint_elsewhere, in_transaction

@@ -12,9 +12,8 @@ from django_outbox.brokers.consumer import MAX_BATCH_SIZE, Incoming, StoringOpti
 from django_outbox.conf import MAX_CONSUMER_ALIAS_LENGTH, get_settings
 from django_outbox.db.transactions import outlive_connection, refuse_transaction
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.inbox.content import BYTES
 from django_outbox.inbox.deduplication import check_consumer
-from django_outbox.inbox.storing import InboxWriter, Received
+from django_outbox.inbox.storing import BYTES, InboxWriter, Received
 from django_outbox.models import OutboxMessage
 
 TEXTS = ("message_id", "type", "topic", "key", "encoding", "problem", "position")

@@ -19,7 +19,7 @@ from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 from django_outbox.brokers.rabbitmq.consumer import ReadingLimits
 from django_outbox.brokers.text_headers import to_text
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.content import id_of_incoming
+from django_outbox.inbox.storing import id_of_incoming
 from django_outbox.messages import ACCEPTED
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES

@@ -12,7 +12,7 @@ from django.db import DataError, IntegrityError, connections
 from django_outbox.brokers import Incoming
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox import receive, storing
-from django_outbox.inbox.content import describe_unstorable
+from django_outbox.inbox.storing import describe_unstorable
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES

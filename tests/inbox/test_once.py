@@ -15,7 +15,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_outbox.brokers.ids import derive_uuid
+from django_outbox.brokers.consumer import derive_uuid
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox import once, once_many, purge
 from django_outbox.inbox.models import HandledMessage

@@ -14,7 +14,7 @@ MOST = {
     "claim, publish and settle": 20,
     "claim, publish to RabbitMQ and settle": 26,
     "claim, call a handler and settle": 22,
-    "receive from RabbitMQ, store and settle": 16,
+    "receive from RabbitMQ, store and settle": 14,
     "outbox_status": 10,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""
