@@ -42,8 +42,6 @@ PATIENCE = 90
 ROUNDS = int(os.environ.get("OUTBOX_KAFKA_ROUNDS", "3"))
 """How many times two of three members are killed."""
 
-"""Seconds within which the partitions that were added are assigned, unless the brokers have missed them."""
-
 KEYS = 20
 
 # The brokers decide on the sessions of the new protocol.

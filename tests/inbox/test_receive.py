@@ -121,6 +121,12 @@ def test_another_message_with_a_known_id_is_left_out_and_reported(using, caplog)
     assert f"another message with the same ID is stored; the first has the ID {message.message_id}" in caplog.text
 
 
+def test_the_option_id_source_takes_precedence_over_the_id():
+    batch = [incoming(n, str(n).encode(), message_id="m", headers={"event": "ab"[n // 3]}) for n in (1, 2, 3)]
+    assert tags(receive(batch, consumer="billing", id_source="header:event").stored) == [1, 3]
+    assert tags(receive([*batch, batch[0]], consumer="billing", id_source="body").stored) == [1, 2, 3]
+
+
 def test_an_empty_batch_is_stored():
     assert receive([], consumer="billing") == Received()
 
