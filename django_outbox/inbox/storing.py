@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, NotSupportedError, connections
@@ -110,6 +110,8 @@ class InboxTally:
         return ", ".join(f"{count:,} {name}" for name, count in asdict(self).items())
 
 
+T = TypeVar("T")
+
 Entry = tuple[Incoming, NewMessage | OutboxMessage]
 """A message, and what to insert for it: an `OutboxMessage` if it is invalid."""
 
@@ -132,14 +134,11 @@ class InboxWriter:
         self._store = get_store(connections[self._using])
         self._received = Received()
         entries = [entry for incoming in batch if (entry := self._read(incoming)) is not None]
-        try:
-            self._insert(entries)
-        except InvalidMessage:
+        error = self._attempt(partial(self._insert, entries))
+        if isinstance(error, InvalidMessage):
             # `once_many` refuses its own arguments; the messages were validated before.
-            raise
-        except Exception as error:
-            if not self._is_about_content(error, partial(self._insert, entries)):
-                raise
+            raise error
+        if error is not None:
             # One of them is the cause, although it passed all checks.
             for entry in entries:
                 self._insert_alone(entry)
@@ -154,40 +153,26 @@ class InboxWriter:
         if options.unknown_types == "drop" and not is_known_type(options.publisher, incoming.type):
             self._received.dropped.append(incoming)
             return None
-        read = partial(read_incoming, incoming, options, self._store.dialect)
-        try:
-            return incoming, read()
-        except Exception as error:
-            if not self._is_about_content(error, read):
-                raise
-            return self._refuse(incoming, _explain(error))
+        found = self._attempt(partial(read_incoming, incoming, options, self._store.dialect))
+        return self._refuse(incoming, _explain(found)) if isinstance(found, Exception) else (incoming, found)
 
     def _refuse(self, incoming: Incoming, reason: str) -> Entry | None:
         """Return a failed message that describes one that cannot be stored; None after rejecting an even worse one."""
-        describe_it = partial(describe_unstorable, incoming, reason, self._options, self._store.dialect)
-        try:
-            return incoming, describe_it()
-        except Exception as error:
-            if not self._is_about_content(error, describe_it):
-                raise
-            self._reject(incoming, f"{reason} Nor can it be stored as a failed message: {_explain(error)}")
+        found = self._attempt(partial(describe_unstorable, incoming, reason, self._options, self._store.dialect))
+        if isinstance(found, Exception):
+            self._reject(incoming, f"{reason} Nor can it be stored as a failed message: {_explain(found)}")
             return None
+        return incoming, found
 
     def _reject(self, incoming: Incoming, reason: str) -> None:
         self._received.rejected.append(Rejected(incoming, reason))
-        identify = partial(id_of_incoming, incoming, self._options)
-        try:
-            message_id = str(identify())
-        except Exception as error:
-            if not self._is_about_content(error, identify):
-                raise
-            message_id = f"without an ID ({type(error).__name__})"
+        found = self._attempt(partial(id_of_incoming, incoming, self._options))
         logger.error(
             "Consumer %(consumer)r: message %(message_id)s of type %(type)s was rejected; it is lost unless its source "
             "has dead letters: %(reason)s",
             event="inbox.message_rejected",
             consumer=self._options.alias,
-            message_id=message_id,
+            message_id=f"without an ID ({type(found).__name__})" if isinstance(found, Exception) else str(found),
             type=one_line(incoming.type, 100),
             reason=reason,
         )
@@ -272,16 +257,22 @@ class InboxWriter:
 
     def _insert_alone(self, entry: Entry) -> None:
         """Insert a message, or what describes it."""
-        insert = partial(self._insert, [entry])
+        error = self._attempt(partial(self._insert, [entry]))
+        if error is None:
+            return
+        reason = describe(error) if isinstance(error, DatabaseError) else _explain(error)
+        refused = self._refuse(entry[0], reason)
+        if refused is not None:
+            self._insert([refused])
+
+    def _attempt(self, work: Callable[[], T]) -> T | Exception:
+        """Return the result of a function, or the error that content causes in it. Other errors are raised."""
         try:
-            insert()
+            return work()
         except Exception as error:
-            if not self._is_about_content(error, insert):
+            if not self._is_about_content(error, work):
                 raise
-            reason = describe(error) if isinstance(error, DatabaseError) else _explain(error)
-            refused = self._refuse(entry[0], reason)
-            if refused is not None:
-                self._insert([refused])
+            return error
 
     def _is_about_content(self, error: Exception, again: Callable[[], object]) -> bool:
         """Return whether content caused the error of a function.
