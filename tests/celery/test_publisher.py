@@ -4,6 +4,7 @@ import datetime
 import json
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from tests.support.celery.tools import BROKERS, PATH, MakeApp
 from tests.support.claimed import make_message
 from tests.support.ports import free_port
 from tests.support.proxies import Proxy
+from tests.support.publishers import closing_all
 from tests.support.rabbitmq.tools import broker_url
 
 pytest_plugins = ["tests.support.celery.app_fixtures", "tests.support.tls_fixtures"]
@@ -70,15 +72,8 @@ def messages(app: Celery, count: int = 1, **options: Any) -> list[Message]:
 
 @pytest.fixture
 def publisher(request: pytest.FixtureRequest) -> Iterator[Callable[..., CeleryPublisher]]:
-    made: list[CeleryPublisher] = []
-
-    def construct(**options: Any) -> CeleryPublisher:
-        made.append(CeleryPublisher("celery", app=PATH, **{"timeout": 5, **options}))
-        return made[-1]
-
-    yield construct
-    for each in made:
-        each.close()
+    with closing_all(partial(CeleryPublisher, "celery", app=PATH, timeout=5)) as make:
+        yield make
 
 
 # The messages

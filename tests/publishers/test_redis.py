@@ -3,6 +3,7 @@
 import datetime
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies, Proxy
+from tests.support.publishers import closing_all
 from tests.support.redis.tools import server_url
 
 MakePublisher = Callable[..., RedisStreamsPublisher]
@@ -35,15 +37,8 @@ def stream(client: Any) -> Iterator[str]:
 
 @pytest.fixture
 def make() -> Iterator[MakePublisher]:
-    made: list[RedisStreamsPublisher] = []
-
-    def make(**options: Any) -> RedisStreamsPublisher:
-        made.append(RedisStreamsPublisher("shop", **{"url": settings.REDIS_URL, **options}))
-        return made[-1]
-
-    yield make
-    for publisher in made:
-        publisher.close()
+    with closing_all(partial(RedisStreamsPublisher, "shop", url=settings.REDIS_URL)) as make:
+        yield make
 
 
 @pytest.fixture

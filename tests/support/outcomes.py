@@ -9,6 +9,11 @@ def kinds(outcomes: Sequence[Outcome]) -> list[OutcomeKind]:
     return [outcome.kind for outcome in outcomes]
 
 
+def only(outcomes: Sequence[Outcome]) -> Outcome:
+    (outcome,) = outcomes
+    return outcome
+
+
 def only_error(outcomes: Sequence[Outcome], kind: OutcomeKind) -> str:
     """Return the error that all outcomes have, and check that all are of that kind."""
     assert {*kinds(outcomes)} == {kind}

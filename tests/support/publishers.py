@@ -2,16 +2,26 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, ClassVar, TypeVar
 
 from django.db import connections
 
-from django_outbox.brokers import Publisher
+from django_outbox.brokers import Consumer, Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
+
+C = TypeVar("C", bound=Publisher | Consumer)
 
 SCRIPTED = {"BACKEND": "tests.support.publishers.ScriptedPublisher"}
 """An entry of `PUBLISHERS`."""
+
+
+@contextmanager
+def closing_all(make: Callable[..., C]) -> Iterator[Callable[..., C]]:
+    """Yield a function that makes publishers or consumers, all of which are closed at the end."""
+    with ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(closing(make(*args, **options)))
 
 
 class Script:

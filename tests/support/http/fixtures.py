@@ -7,6 +7,7 @@ import pytest
 
 from django_outbox.brokers.http import HTTPPublisher
 from tests.support.http.receiver import MakePublisher, Receiver
+from tests.support.publishers import closing_all
 
 
 @pytest.fixture
@@ -17,12 +18,8 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def make_webhooks() -> Iterator[MakePublisher]:
-    made: list[HTTPPublisher] = []
+    def construct(url: Any, **options: Any) -> HTTPPublisher:
+        return HTTPPublisher("shop", url=url, **{"allow_private_addresses": True, **options})
 
-    def make(url: Any, **options: Any) -> HTTPPublisher:
-        made.append(HTTPPublisher("shop", **{"url": url, "allow_private_addresses": True, **options}))
-        return made[-1]
-
-    yield make
-    for publisher in made:
-        publisher.close()
+    with closing_all(construct) as make:
+        yield make

@@ -8,6 +8,7 @@ import pytest
 from django_outbox.brokers.nats import JetStreamPublisher
 from tests.support.nats.tools import MakeJetStream, Nats, nats_url
 from tests.support.proxies import Proxies
+from tests.support.publishers import closing_all
 
 
 @pytest.fixture
@@ -25,12 +26,9 @@ def proxies() -> Iterator[Proxies]:
 @pytest.fixture
 def make_jetstream() -> Iterator[MakeJetStream]:
     """Make a publisher, which is closed at the end."""
-    made: list[JetStreamPublisher] = []
 
-    def make(servers: str | Sequence[str] = "", **options: Any) -> JetStreamPublisher:
-        made.append(JetStreamPublisher("shop", servers=servers or nats_url(), **options))
-        return made[-1]
+    def construct(servers: str | Sequence[str] = "", **options: Any) -> JetStreamPublisher:
+        return JetStreamPublisher("shop", servers=servers or nats_url(), **options)
 
-    yield make
-    for publisher in made:
-        publisher.close()
+    with closing_all(construct) as make:
+        yield make

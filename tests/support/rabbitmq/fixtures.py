@@ -8,6 +8,7 @@ from django.conf import settings
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from tests.support.proxies import Proxies, Proxy
+from tests.support.publishers import closing_all
 from tests.support.rabbitmq.tools import Broker, MakePublisher, open_proxy
 
 
@@ -25,12 +26,8 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture
 def make_publisher() -> Iterator[MakePublisher]:
-    made: list[RabbitMQPublisher] = []
+    def construct(url: str | Sequence[str] = settings.AMQP_URL, **options: Any) -> RabbitMQPublisher:
+        return RabbitMQPublisher("shop", url=url, **options)
 
-    def make(url: str | Sequence[str] = settings.AMQP_URL, **options: Any) -> RabbitMQPublisher:
-        made.append(RabbitMQPublisher("shop", url=url, **options))
-        return made[-1]
-
-    yield make
-    for publisher in made:
-        publisher.close()
+    with closing_all(construct) as make:
+        yield make
