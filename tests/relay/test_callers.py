@@ -15,7 +15,7 @@ from django_outbox.models import RateLimit
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
@@ -128,18 +128,16 @@ def test_the_number_of_workers_is_bounded_and_the_error_explains_why(workers: in
 
 
 class TestClosing:
-    def test_publishers_are_closed_side_by_side(self, monkeypatch: pytest.MonkeyPatch):
+    def test_publishers_are_closed_side_by_side(self, scripted: Script):
         all_are_closing = threading.Barrier(4, timeout=60)
-        monkeypatch.setattr(ScriptedPublisher, "close", lambda self: all_are_closing.wait())
+        scripted.on_close = lambda alias: all_are_closing.wait()
         with Relay():
             pass
         assert not all_are_closing.broken
 
-    def test_a_publisher_that_hangs_is_not_waited_for(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ):
+    def test_a_publisher_that_hangs_is_not_waited_for(self, scripted: Script, caplog: pytest.LogCaptureFixture):
         end = threading.Event()
-        monkeypatch.setattr(ScriptedPublisher, "close", lambda self: end.wait(60))
+        scripted.on_close = lambda alias: end.wait(60)
         try:
             with Relay(stop_timeout=0.1):
                 pass
@@ -149,15 +147,15 @@ class TestClosing:
         assert "Not every publisher could be closed in time" in caplog.text
 
     def test_a_publisher_that_raises_keeps_no_other_from_being_closed(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, scripted: Script, caplog: pytest.LogCaptureFixture
     ):
-        closed = []
+        closed: list[str] = []
 
-        def close(self: ScriptedPublisher) -> Any:
-            closed.append(self.alias)
+        def close(alias: str) -> None:
+            closed.append(alias)
             raise KeyError("a bug")
 
-        monkeypatch.setattr(ScriptedPublisher, "close", close)
+        scripted.on_close = close
         with Relay():
             pass
         assert sorted(closed) == ["b", "c", "d", "default"]

@@ -25,7 +25,7 @@ from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter, find_begi
 from django_outbox.relay.sources import TableSource
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import PREPARING, SCRIPTED, Script
 
 pytest_plugins = ["tests.support.script_fixtures"]
 
@@ -177,8 +177,8 @@ class TestDelivery:
                     relay.drain(max_seconds=0.05)
         assert reserved_until(using) < timezone.now() + datetime.timedelta(seconds=15)
 
-    def test_an_idle_relay_learns_that_the_broker_responds(self, using: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(ScriptedPublisher, "prepare", lambda publisher: "")
+    @override_settings(OUTBOX={"PUBLISHERS": {"default": {**PREPARING, "RATE_LIMIT": 100}}})
+    def test_an_idle_relay_learns_that_the_broker_responds(self, using: str):
         with Relay(using=using) as relay:
             delivery = Delivery(relay.publishers[0], make_source(relay.publishers[0], relay._state), relay._state)
             assert delivery.run(10).broker_responds

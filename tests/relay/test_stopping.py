@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.management.stop_signals import StopSignals
@@ -225,25 +224,20 @@ class TestStandardError:
         process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
 
-    @pytest.mark.parametrize("flags", [[], ["--once"]], ids=["run", "once"])
     def test_a_relay_whose_output_is_a_broken_pipe_goes_on_and_ends_well(
-        self, run_outbox: StartProcess, broken_pipe: int, flags: list[str]
+        self, run_outbox: StartProcess, broken_pipe: int
     ):
         put(1, "postgresql")
-        process = run_outbox("postgresql", *flags, outbox=REFUSING, stdout=broken_pipe, stderr=broken_pipe)
-        if not flags:
-            eventually(lambda: attempts("postgresql") > 2)
-            process.send_signal(signal.SIGTERM)
+        process = run_outbox("postgresql", outbox=REFUSING, stdout=broken_pipe, stderr=broken_pipe)
+        eventually(lambda: attempts("postgresql") > 2)
+        process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
 
-    @pytest.mark.parametrize("flags", [[], ["--once"]], ids=["run", "once"])
-    def test_a_relay_without_standard_error_goes_on_and_ends_well(self, run_outbox: StartProcess, flags: list[str]):
+    def test_a_relay_without_standard_error_goes_on_and_ends_well(self, run_outbox: StartProcess):
         put(1, "postgresql")
-        closing = ("sh", "-c", 'exec "$@" 2>&-', "sh")
-        process = run_outbox("postgresql", *flags, outbox=REFUSING, prefix=closing)
-        if not flags:
-            eventually(lambda: attempts("postgresql") > 2)
-            process.send_signal(signal.SIGTERM)
+        process = run_outbox("postgresql", outbox=REFUSING, prefix=("sh", "-c", 'exec "$@" 2>&-', "sh"))
+        eventually(lambda: attempts("postgresql") > 2)
+        process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
 
 
@@ -258,35 +252,13 @@ def is_served(alias: str) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-class TestFrozenBroker:
-    """The publishers wait for it before they claim anything."""
-
-    @pytest.fixture
-    def broker(self) -> Iterator[FrozenServer]:
-        with frozen_server() as server:
-            yield server
-
-    @pytest.fixture
-    def outbox(self, broker: FrozenServer) -> Any:
+def test_publishers_that_wait_for_a_frozen_broker_before_they_claim_end_in_time(run_outbox: StartProcess):
+    with frozen_server() as broker:
         options = {"url": f"amqp://guest:guest@127.0.0.1:{broker.port}/%2F", "connect_timeout": 240}
-        backend = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
-        names = ["default", "b", "c", "d"]
-        return {"PUBLISHERS": {name: {"BACKEND": backend, "OPTIONS": options} for name in names}}
-
-    def start(self, run_outbox: StartProcess, broker: FrozenServer, outbox: Any, *flags: str) -> Any:
-        with override_settings(OUTBOX=outbox):
-            for publisher in outbox["PUBLISHERS"]:
-                put(1, "postgresql", publisher=publisher)
-        process = run_outbox("postgresql", *flags, outbox=outbox)
-        waiting = 1 if "--once" in flags else 4
-        eventually(lambda: broker.connections() == waiting)
-        return process
-
-    @pytest.mark.parametrize("flags", [[], ["--once"], ["--drain"]], ids=["run", "once", "drain"])
-    def test_four_publishers_that_wait_for_it_end_in_time(
-        self, run_outbox: StartProcess, broker: FrozenServer, outbox: Any, flags: list[str]
-    ):
-        process = self.start(run_outbox, broker, outbox, *flags)
+        entry = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
+        outbox = {"PUBLISHERS": dict.fromkeys(["default", "b", "c", "d"], entry)}
+        process = run_outbox("postgresql", outbox=outbox)
+        eventually(lambda: broker.connections() == 4)
         process.send_signal(signal.SIGTERM)
         assert ends_with(process) == 0
 

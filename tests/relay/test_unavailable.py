@@ -15,7 +15,7 @@ from django_outbox.tasks import drain_outbox
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.proxies import Proxy
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import PREPARING, SCRIPTED, Script
 from tests.support.rabbitmq.tools import broker_url
 from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
@@ -50,12 +50,10 @@ def test_a_message_that_is_set_aside_uses_up_no_attempt_and_blocks_only_its_key(
     assert "will be retried" not in caplog.text
 
 
-def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(
-    using: str, monkeypatch: pytest.MonkeyPatch, scripted: Script
-):
+@override_settings(OUTBOX={"PUBLISHERS": {"default": PREPARING}})
+def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(using: str, scripted: Script):
     """A claim is a database transaction, which would stay open while the publisher tries to connect."""
-    reasons = ["cannot connect"]
-    monkeypatch.setattr(ScriptedPublisher, "prepare", lambda self: reasons[0] if reasons else "")
+    scripted.unavailable = "cannot connect"
     put(3, using)
     with Relay(using=using, limits=QUICK) as relay:
         with pytest.raises(RelayUnavailable, match="cannot connect"):
@@ -64,7 +62,7 @@ def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(
             relay.drain()
         assert scripted.batches == []
         assert relay.tally.claimed == 0
-        reasons.clear()
+        scripted.unavailable = ""
         time.sleep(max(relay._state.breakers.seconds_until_trial("default"), 0) + 0.1)
         assert relay.drain().processed == 3
 
@@ -111,12 +109,12 @@ def test_nothing_is_published_in_a_session_that_can_only_read(scripted: Script):
     assert scripted.batches == []
 
 
-def test_an_idle_relay_notices_that_an_outage_is_over(using: str, monkeypatch: pytest.MonkeyPatch):
-    reasons = ["cannot connect", ""]
-    monkeypatch.setattr(ScriptedPublisher, "prepare", lambda _: reasons[0])
+@override_settings(OUTBOX={"PUBLISHERS": {"default": PREPARING}})
+def test_an_idle_relay_notices_that_an_outage_is_over(using: str, scripted: Script):
+    scripted.unavailable = "cannot connect"
     with running_relay(using=using, poll_interval=0.05) as relay:
         eventually(lambda: [outage.reason for outage in relay.outages] == ["cannot connect"])
-        del reasons[0]
+        scripted.unavailable = ""
         eventually(lambda: relay.outages == [])
 
 

@@ -329,10 +329,3 @@ def test_an_error_that_passes_does_not_end_the_deletion_of_processed_messages(
         with running_relay(using=locking, limits=QUICK) as relay:
             eventually(lambda: relay.tally.processed == 3)
         assert not rows(locking)
-
-
-def test_no_limit_of_mariadb_ends_an_idle_claim_early():
-    limits = "@@idle_transaction_timeout, @@idle_readonly_transaction_timeout, @@idle_write_transaction_timeout"
-    store = get_store(connections["mariadb"])
-    with store.transaction(7, transactional=False):
-        assert store.fetch(f"SELECT {limits}") == [(7, 7, 7)]

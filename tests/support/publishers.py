@@ -16,6 +16,8 @@ C = TypeVar("C", bound=Publisher | Consumer)
 SCRIPTED = {"BACKEND": "tests.support.publishers.ScriptedPublisher"}
 """An entry of `PUBLISHERS`."""
 
+PREPARING = {"BACKEND": "tests.support.publishers.PreparingPublisher"}
+
 
 @contextmanager
 def closing_all(make: Callable[..., C]) -> Iterator[Callable[..., C]]:
@@ -31,6 +33,8 @@ class Script:
 
     Attributes:
         answer: returns the outcome of a message.
+        on_close: called with the alias of each publisher that is closed.
+        unavailable: why a `PreparingPublisher` cannot connect; empty if it can.
         batches: the batches, in order.
         closed: the number of times that a publisher was closed.
     """
@@ -39,6 +43,8 @@ class Script:
 
     def __init__(self) -> None:
         self.answer: Callable[[Message], Outcome] = lambda message: ACCEPTED
+        self.on_close: Callable[[str], object] = lambda alias: None
+        self.unavailable = ""
         self.batches: list[list[Message]] = []
         self.closed = 0
         self._lock = threading.Lock()
@@ -82,6 +88,14 @@ class ScriptedPublisher(Publisher):
 
     def close(self) -> None:
         self.script.note_close()
+        self.script.on_close(self.alias)
+
+
+class PreparingPublisher(ScriptedPublisher):
+    """Connects before it publishes, unless its script has a reason why it cannot."""
+
+    def prepare(self) -> str:
+        return self.script.unavailable
 
 
 class LockingPublisher(Publisher):
