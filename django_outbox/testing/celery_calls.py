@@ -20,8 +20,7 @@ class TaskCall(NamedTuple):
     kwargs: Mapping[str, Any]
 
     def __str__(self) -> str:
-        values = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
-        return shorten(f"{self.message.type}({', '.join(values)})", 200)
+        return shorten(describe_call(self.message.type, self.args, self.kwargs), 200)
 
     def has(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         # The stubs lack the registry.
@@ -30,6 +29,11 @@ class TaskCall(NamedTuple):
         content_type, encoding, body = serialization.dumps([list(args), kwargs], serializer=serializer)
         found: list[Any] = _load(body, content_type, encoding)
         return found == [list(self.args), self.kwargs]
+
+
+def describe_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    values = [*map(repr, args), *(f"{each}={value!r}" for each, value in kwargs.items())]
+    return f"{name}({', '.join(values)})"
 
 
 def read_call(message: Message) -> TaskCall | None:

@@ -101,17 +101,16 @@ class Outbox:
             AssertionError: there is no such call. The error lists the calls that were stored.
         """
         __tracebackhide__ = True
-        from django_outbox.testing.celery_calls import read_call  # noqa: PLC0415 - needs Celery
+        from django_outbox.testing.celery_calls import describe_call, read_call  # noqa: PLC0415 - needs Celery
 
         name = task if isinstance(task, str) else task.name
         calls = [(message, call) for message in self.messages if (call := read_call(_as_claimed(message)))]
         for message, call in calls:
             if message.type == name and call.has(args, kwargs):
                 return message
-        values = [*map(repr, args), *(f"{each}={value!r}" for each, value in kwargs.items())]
         lines = [f"  {call}" for _, call in calls[:MAX_LISTED]]
         listed = "\n".join(["Stored:", *lines]) if lines else "No call of a task was stored."
-        raise AssertionError(f"The call {name}({', '.join(values)}) was not stored. {listed}")
+        raise AssertionError(f"The call {describe_call(name, args, kwargs)} was not stored. {listed}")
 
     def drain(
         self,

@@ -107,13 +107,9 @@ def test_require_transaction_false_writes_all_chunks_or_none(using: str, monkeyp
 
 
 @committed
-@pytest.mark.parametrize("wake_up", [False, True])
 @pytest.mark.parametrize("off", ["by hand", "in the settings"])
-def test_enqueueing_works_without_autocommit(using: str, wake_up: bool, off: str):
-    with (
-        override_settings(OUTBOX={"PUBLISHERS": MEMORY, "NOTIFY": wake_up}),
-        another_alias(using) as alias,
-    ):
+def test_enqueueing_works_without_autocommit(using: str, off: str):
+    with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "NOTIFY": True}), another_alias(using) as alias:
         if off == "by hand":
             transaction.set_autocommit(False, using=alias)
         else:

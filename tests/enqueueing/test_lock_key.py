@@ -125,8 +125,7 @@ LEVELS = ["read committed", "repeatable read"]
 
 @locking
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("rows", ["there", "missing"])
-@pytest.mark.parametrize("keys", [1, 40])
+@pytest.mark.parametrize(("rows", "keys"), [("there", 40), ("missing", 1)])
 def test_many_writers_never_deadlock(using: str, level: str, rows: str, keys: int):
     """Every third transaction rolls back, including the first, and those that waited do not see its rows."""
     workers, rounds = 8, 6

@@ -64,10 +64,6 @@ def test_a_payload_becomes_this_json(using: str, value: Any, expected: str):
     [
         ({1: "a", "1": "b"}, 'two keys that JSON writes as "1", and only one would arrive. Rename one of them.'),
         ({"null": 1, None: 2}, 'JSON writes as "null"'),
-        ({True: 1, "true": 2}, 'JSON writes as "true"'),
-        ({"false": 1, False: 2}, 'JSON writes as "false"'),
-        ({1.5: 1, "1.5": 2}, 'JSON writes as "1.5"'),
-        ({1e22: 1, "1e+22": 2}, 'JSON writes as "1e+22"'),
         ({Size.SMALL: 1, "1": 2}, 'JSON writes as "1"'),
         (
             QueryDict("a=1&a=2"),

@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import decimal
 import json
-import sys
 import uuid
 from typing import Any
 
@@ -117,22 +116,17 @@ NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001
 BAD_VALUES = [
     (float("nan"), "not JSON"),
     (float("-inf"), "not JSON"),
-    (1e400, "not JSON"),
     (decimal.Decimal("NaN"), "not a finite number"),
-    (decimal.Decimal("-Infinity"), "not a finite number"),
     (object(), "not JSON"),
     ({1, 2}, "not JSON"),
     (b"bytes", "not JSON"),
-    (iter([1]), "not JSON"),
     (models.F("id"), "not JSON"),
-    (models.Value(None), "not JSON"),
     ({("a", "b"): 1}, "not JSON"),
     ({uuid.UUID(int=1): 1}, "not JSON"),
     (datetime.time(1, tzinfo=datetime.timezone.utc), "not JSON"),
     (NAIVE, "without a time zone"),
     (HUGE, "308 digits"),
     (10**308, "308 digits"),
-    (-(10**308), "308 digits"),
     ("a\x00b", "NUL"),
     ("\\\x00", "NUL"),
     ({"a\x00b": 1}, "NUL"),
@@ -271,15 +265,6 @@ def test_an_object_key_that_is_too_long_for_the_database_is_refused():
     check_json("payload", {"x" * 65_535: 1}, dialect)
     with pytest.raises(InvalidMessage, match="65,536 bytes long"):
         check_json("payload", {"a": {"x" * 65_536: 1}}, dialect)
-
-
-def test_a_very_long_integer_is_refused_even_if_python_can_convert_it_to_text():
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)
-    try:
-        refused("payload", "308 digits", payload=[10**200_000])
-    finally:
-        sys.set_int_max_str_digits(before)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])

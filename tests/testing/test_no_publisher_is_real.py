@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import TestCase, override_settings
@@ -217,9 +216,4 @@ class DecoratedTests(OutboxTestMixin, TestCase):
     def test_a_decorated_method(self) -> None:
         place_order(7)
         self.outbox.drain()
-        assert [message.key for message in self.outbox.published] == ["order-7"]
-
-    async def test_an_async_method(self) -> None:
-        await sync_to_async(place_order)(7)
-        await sync_to_async(self.outbox.drain)()
         assert [message.key for message in self.outbox.published] == ["order-7"]

@@ -8,25 +8,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_outbox.conf import get_settings, parse
-from django_outbox.retry import RetryPolicy
 
 MEMORY = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
-
-
-def test_the_defaults_match_the_reference():
-    settings, problems = parse({"PUBLISHERS": MEMORY})
-    assert problems == []
-    assert settings is not None
-    assert settings.batch_size == 2000
-    assert settings.poll_interval == 1.0
-    assert settings.retention == datetime.timedelta(days=7)
-    assert settings.max_payload_bytes == 1024 * 1024
-    assert settings.require_transaction is True
-    assert settings.retry_policy("default", "order.created") == RetryPolicy()
-    assert settings.failed_blocks_key is False
-    assert settings.lock_keys is False
-    assert settings.tracing is True
-    assert settings.dead_letter_publisher is None
 
 
 def test_a_changed_setting_takes_effect_at_once():
