@@ -8,6 +8,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import Q
 
 from django_outbox.conf import get_settings
+from django_outbox.db.errors import shows_conflict
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status, StreamPosition
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
@@ -64,7 +65,7 @@ def lock_streamed(ids: Sequence[int], using: str, state: Status) -> list[Target]
             targets = read_streamed(ids, using, state, lock=True)
             store.limit_lock_waits(None)
     except OperationalError as error:
-        if not store.is_conflict(error):
+        if not shows_conflict(error):
             raise
         return []
     return targets

@@ -1,4 +1,4 @@
-"""Classify database errors by the codes of PostgreSQL, MySQL and MariaDB."""
+"""Classify database errors, mostly by the codes of PostgreSQL, MySQL and MariaDB."""
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 
@@ -13,6 +13,15 @@ user or right."""
 
 SIGNALLED = 1644
 """MySQL's and MariaDB's code for an error that a trigger raises, in an OperationalError."""
+
+CONFLICTS = ("40001", "40P01", "55P03", 1020, 1205, 1213, 3572)
+"""PostgreSQL's codes of serialization_failure, deadlock_detected and lock_not_available, and those of MySQL and MariaDB
+for a row that is newer than the snapshot (MariaDB 11.6.2 and newer), a wait for a lock that took too long, a deadlock,
+and a lock that NOWAIT did not get."""
+
+BUSY = ("database is locked", "database table is locked", "database schema is locked")
+"""The beginnings of SQLite's errors because of a lock of another connection. Python has the codes SQLITE_BUSY and
+SQLITE_LOCKED since 3.11 only."""
 
 ROW_CHECKS = ("ExecWithCheckOptions", "exec_stmt_raise")
 """The functions of PostgreSQL that refuse a row because of a policy, with the code for a missing right, or because a
@@ -47,12 +56,28 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError) and not (shows_refusal(error) or _is_about_row(error))
 
 
+def shows_conflict(error: BaseException) -> bool:
+    """Return whether an error, or one behind it, reports a conflict with another transaction.
+
+    Conflicts are deadlocks, serialization failures, and locks that were not available.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        is_busy = isinstance(seen, DatabaseError) and (_code(seen) in CONFLICTS or str(seen).startswith(BUSY))
+        if is_busy or _sqlstate(seen) in CONFLICTS:
+            return True
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return False
+
+
 def _is_about_row(error: BaseException) -> bool:
     return getattr(getattr(error.__cause__, "diag", None), "source_function", "") in ROW_CHECKS
 
 
 def _code(error: BaseException) -> object:
-    cause = error.__cause__
+    return _sqlstate(error.__cause__) or (error.args[0] if error.args else None)
+
+
+def _sqlstate(error: BaseException | None) -> object:
     # psycopg 3 and psycopg2.
-    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    return code or (error.args[0] if error.args else None)
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

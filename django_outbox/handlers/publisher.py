@@ -22,6 +22,7 @@ from django.utils.dateparse import parse_datetime
 from django_outbox.brokers.options import require_choice, require_flag, require_seconds
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import Publisher
+from django_outbox.db.errors import shows_conflict
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.writing import new_row
 from django_outbox.events.registry import decode_message
@@ -255,7 +256,7 @@ class HandlersPublisher(Publisher):
             )
         except BaseException as error:
             # After a conflict with another transaction, the relay calls it again.
-            if not is_interrupt(error) and not get_store(connections[using]).is_conflict(error):
+            if not is_interrupt(error) and not shows_conflict(error):
                 self._log(found, message, error, "Handler")
             raise
         if not isinstance(returned, Outcome):

@@ -21,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError, connections
 
 from django_outbox.brokers.publisher import Publisher
+from django_outbox.db.errors import shows_conflict
 from django_outbox.exceptions import OutboxError
 from django_outbox.relay.reports import make_reporter
 from django_outbox.relay.state import RelayState
@@ -281,10 +282,10 @@ class Tenants:
                     self._unreadable.add(name)
                     self._wake((name, alias) for alias in aliases)
                 except OperationalError as error:
-                    if not self._store.is_conflict(error):
+                    if not shows_conflict(error):
                         raise
                     self._unreadable.add(name)
-            if isinstance(problem, OperationalError) and not self._store.is_conflict(problem):
+            if isinstance(problem, OperationalError) and not shows_conflict(problem):
                 # For example, the server has no room for the locks. This is logged.
                 raise
 

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.utils.module_loading import import_string
 
-from django_outbox.db.errors import may_pass, shows_refused_row
+from django_outbox.db.errors import may_pass, shows_conflict, shows_refused_row
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import is_usable
@@ -183,22 +183,6 @@ class Store(ClaimQueries):
         """
         return True
 
-    def is_conflict(self, error: BaseException) -> bool:
-        """Return whether a database error shows a conflict with another transaction.
-
-        Conflicts are deadlocks, serialization failures, and locks that were not available.
-        """
-        seen: BaseException | None = error
-        while seen is not None:
-            if self.shows_conflict(seen):
-                return True
-            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-        return False
-
-    def shows_conflict(self, error: BaseException) -> bool:
-        """Return whether this very error, which may be an error of the driver, shows such a conflict."""
-        return False
-
     def is_taken_id(self, error: BaseException) -> bool:
         """Return whether the database gave a new row the id of another one, because its sequence is behind."""
         return False
@@ -271,7 +255,7 @@ class Store(ClaimQueries):
                 self.check_constraints()
                 transaction.set_rollback(True, using=self.connection.alias)
         except DatabaseError as error:
-            is_conflict = may_pass(error) and self.is_conflict(error)
+            is_conflict = may_pass(error) and shows_conflict(error)
             if self.connection.needs_rollback or is_conflict or not is_usable(self.connection):
                 raise
             if len(ids) == 1:

@@ -231,10 +231,6 @@ ERROR = """message.error = settled.error, message.error_class = settled.error_cl
             message.last_error_at = UTC_TIMESTAMP(6),
             message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6))"""
 
-CONFLICTS = ((1020,), (1205,), (1213,), (3572,))
-"""The numbers of a row that is newer than the snapshot (MariaDB 11.6.2 and newer), a wait for a lock that took too
-long, a deadlock, and a lock that NOWAIT did not get on MySQL."""
-
 EARLIEST = "1000-01-01"
 """The earliest time that the column can store."""
 
@@ -420,9 +416,6 @@ class MySQLStore(LockingStore):
             # Another session, if a handler has closed this one, has no limit of the handler.
             _limited.discard(self.connection.connection)
             self._set_session({name: kept})
-
-    def shows_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, DatabaseError) and error.args[:1] in CONFLICTS
 
     def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
         return self.execute(_for_ids(sql, ids), params)

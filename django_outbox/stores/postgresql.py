@@ -41,9 +41,6 @@ from django_outbox.stores.rows import (
 )
 from django_outbox.stores.timeline import Fresh
 
-CONFLICTS = ("40001", "40P01", "55P03")
-"""The codes of serialization_failure, deadlock_detected and lock_not_available."""
-
 # The batch is cut twice: generously by the stored sizes, so that no row beyond the limit is read from the TOAST table,
 # and then by the sizes of the text. OFFSET keeps the planner from producing each text twice. Sums are taken over rows
 # that are already locked, because one SELECT cannot have both a window function and FOR UPDATE.
@@ -519,10 +516,6 @@ class PostgreSQLStore(LockingStore):
         """SQL condition of the messages with a key that are due."""
         streamed = f"AND (xid IS NULL OR {visible(self._passed)})" if self._passed else ""
         return f"(available_at <= statement_timestamp() {streamed} {{others}})"
-
-    def shows_conflict(self, error: BaseException) -> bool:
-        # psycopg 3 and psycopg2.
-        return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) in CONFLICTS
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         processed = settlement.processed

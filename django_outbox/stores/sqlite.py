@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import DatabaseError, IntegrityError, OperationalError, transaction
 
-from django_outbox.db.errors import shows_refused_row
+from django_outbox.db.errors import shows_conflict, shows_refused_row
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, SKIPPED, Store, report_lost
 from django_outbox.stores.claiming import (
@@ -241,10 +241,6 @@ DELETE FROM {{table}} WHERE id IN (
 )
 """
 
-BUSY = ("database is locked", "database table is locked", "database schema is locked")
-"""The beginnings of errors because of a lock of another connection. Python has the codes SQLITE_BUSY and SQLITE_LOCKED
-since 3.11 only."""
-
 BUSY_INTERVAL = 0.1
 """Seconds between two attempts to settle, in addition to the driver's own wait for the lock."""
 
@@ -379,7 +375,7 @@ class SQLiteStore(Store):
                 with transaction.atomic(using=self.connection.alias):
                     return write()
             except OperationalError as error:
-                if nested or not self.is_conflict(error) or boot_time() >= lease.end:
+                if nested or not shows_conflict(error) or boot_time() >= lease.end:
                     raise
                 if not logged:
                     logger.warning(
@@ -394,9 +390,6 @@ class SQLiteStore(Store):
                     )
                 logged = True
             time.sleep(BUSY_INTERVAL)
-
-    def shows_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, OperationalError) and str(error).startswith(BUSY)
 
     def _hold(self, messages: Sequence[Held], mark: str | None) -> int:
         """Make the messages of this claim wait if their types are still paused; return their number."""

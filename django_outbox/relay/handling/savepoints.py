@@ -10,7 +10,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
-from django_outbox.db.errors import may_pass
+from django_outbox.db.errors import may_pass, shows_conflict
 from django_outbox.db.transactions import Savepoint, TransactionBroken, is_usable
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.publisher import HandlersPublisher, NotRun, finish
@@ -244,7 +244,7 @@ class Savepoints:
 
     def admits_retry(self, message: Message, error: BaseException) -> bool:
         """Return whether an error is a conflict after which the work on the message is to start over."""
-        return self.store.is_conflict(error) and self.admits_conflict(message.id)
+        return shows_conflict(error) and self.admits_conflict(message.id)
 
     @contextmanager
     def committing(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
