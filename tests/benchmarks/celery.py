@@ -1,16 +1,13 @@
-"""Celery tasks through the outbox, compared with plain apply_async() and with django-celery-outbox.
+"""Celery tasks through the outbox, compared with plain apply_async().
 
 Callers make a tenth of the calls. They are one process.
 """
 
 import argparse
-import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
 from celery import Celery, Task
 from django.conf import settings
@@ -28,8 +25,6 @@ from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import empty, refresh
 from tests.benchmarks.workspace import require_server
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 app: Celery
 """The app of the running benchmark, which the publisher finds here."""
 
@@ -43,11 +38,6 @@ def note(order: dict[str, object]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers(parser, messages=10_000, repeats=3)
-    parser.add_argument(
-        "--rival",
-        metavar="PYTHON",
-        help="The interpreter of an environment in which django-celery-outbox is installed.",
-    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -60,15 +50,6 @@ def run(options: argparse.Namespace) -> Report:
         "outbox: relay": (messages, _drain),
         "outbox: relay, 2 workers": (messages, partial(_drain, workers=2)),
     }
-    if options.rival:
-        rival = partial(partial, _measure_rival, options.rival)
-        # The rate of its relay does not depend on the number, and is lower.
-        fewer = max(messages // 5, 1)
-        cases |= {
-            "django-celery-outbox: delay() in its own transaction": (calls, rival("delay")),
-            "django-celery-outbox: relay": (fewer, rival("relay")),
-            "django-celery-outbox: relay, batches of 1,000, 8 threads": (fewer, rival("tuned relay")),
-        }
 
     def measure(case: str) -> Run:
         count, work = cases[case]
@@ -148,23 +129,3 @@ def _drain(count: int, workers: int = 1) -> float:
     if delivered != count:
         raise BenchmarkError(f"The relay delivered {delivered:,} of {count:,} tasks.")
     return seconds
-
-
-def _measure_rival(python: str, case: str, count: int) -> float:
-    """Return the seconds of django-celery-outbox, which needs packages that this project does not install."""
-    names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
-    database = {name: connection.settings_dict[name] for name in names}
-    options = {"case": case, "count": count, "payload": PAYLOAD, "database": database}
-    options |= {"url": app.conf.broker_url, "queue": app.conf.task_default_queue}
-    try:
-        found = subprocess.run(
-            [python, "-m", "tests.benchmarks.rival_script"],
-            cwd=ROOT,
-            input=json.dumps(options),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise BenchmarkError(f"--rival {python} failed: {error}") from error
-    return float(found.stdout)

@@ -1,4 +1,4 @@
-"""The cost of a message, counted and not timed: statements, writes to the socket, bytes, and Python's calls."""
+"""The cost of a message, counted and not timed: writes to the socket, bytes, and Python's calls."""
 
 import sys
 import threading
@@ -16,7 +16,6 @@ from django_outbox.messages import ACCEPTED
 from django_outbox.relay import Limits, Relay
 from tests.conftest import ALIASES
 from tests.support.claimed import make_message
-from tests.support.databases import statements_of_new_connections
 from tests.support.messages import put
 from tests.support.rabbitmq.tools import Broker
 
@@ -30,24 +29,6 @@ SMALL, LARGE = 100, 500
 
 FEW_KEYS = 5
 """So few that a claim leaves none of their slots to other relays, and so many that a large batch has room for all."""
-
-
-@pytest.mark.parametrize("keys", [0, FEW_KEYS], ids=["unkeyed", "keyed"])
-def test_the_statements_of_a_batch_do_not_grow_with_it(using: str, keys: int, monkeypatch: pytest.MonkeyPatch):
-    # A walk that begins amid the keys takes a statement more, to come back to the first.
-    monkeypatch.setattr("random.randrange", lambda _: 0)
-    counts = []
-    for count in (SMALL, LARGE):
-        put(count, using, keys=keys)
-        with Relay(using=using) as relay, statements_of_new_connections() as statements:
-            assert relay.deliver_once().processed == count
-        assert statements
-        counts.append(len(statements))
-    if connections[using].vendor == "mysql" and keys:
-        # Its walk reads so many rows of the index at a time.
-        assert counts[1] <= counts[0] + 3
-    else:
-        assert counts[0] == counts[1]
 
 
 def test_a_batch_is_one_write_and_adds_few_bytes_to_each_payload(broker: Broker, monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ from django_outbox import InvalidMessage, OutboxMessage, enqueue
 from django_outbox.messages import MAX_ERROR_LENGTH
 from django_outbox.models import Status
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import ago, claim, claimed_ids, row, rows, settle, store_of, write
 
@@ -231,8 +232,9 @@ class TestSettle:
         failed, retried = write(using, 2)
         with claim(using) as batch:
             settle(using, batch, failed=[(failed, error)], retried=[(retried, error, 0.001)])
-        assert row(using, failed).error == kept
-        assert row(using, retried).error == kept
+        for message in (row(using, failed), row(using, retried)):
+            assert message.error == kept
+            assert [attempt["error"] for attempt in message.history or []] == [kept[:MAX_HISTORY_ERROR_LENGTH]]
 
     def test_a_large_batch_of_long_errors_is_one_statement_that_the_server_accepts(self, using: str):
         ids = write(using, 1000)

@@ -12,7 +12,6 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, apply
-from django_outbox.relay import Relay
 from django_outbox.stores import postgresql
 from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.mysql import MySQLStore
@@ -176,24 +175,6 @@ def test_a_relay_delivers_the_other_keys_while_a_transaction_holds_messages(usin
         eventually(lambda: processed(ids))
     published = scripted.published()
     assert len(published) == len(set(published)) == locked + 50
-
-
-@locking
-@pytest.mark.usefixtures("scripted")
-def test_a_drain_ends_although_messages_are_locked(using: str):
-    ids = put(20, using=using, keys=5)
-
-    def drain() -> int:
-        with Relay(using=using) as relay:
-            processed = relay.drain().processed
-        connections.close_all()
-        return processed
-
-    with ThreadPoolExecutor(1) as pool:
-        with held(using, ids[:1]):
-            # The key of the first message has three more.
-            assert pool.submit(drain).result(30) == 16
-        assert pool.submit(drain).result(30) == 4
 
 
 @pytest.mark.parametrize("using", MYSQL_AND_MARIADB)

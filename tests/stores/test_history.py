@@ -9,7 +9,6 @@ from django.db import connections
 
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores import Retried
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
 from tests.conftest import ALIASES
 from tests.support.messages import claim, row, settle, write
 
@@ -69,15 +68,6 @@ def test_a_delivered_message_keeps_its_earlier_errors_and_writes_none(using: str
         settle(using, batch, processed=[first])
     assert history(using, first) == [("", "busy")]
     assert row(using, second).history is None
-
-
-@pytest.mark.parametrize("error", ["x" * 3000, "a\x00b", '\N{PILE OF POO} "quoted" \\ %s {} \' \n\x01'], ids=range(3))
-def test_any_error_can_be_kept(using: str, error: str):
-    first, second = write(using, 2)
-    with claim(using) as batch:
-        settle(using, batch, failed=[(first, error)], retried=[(second, error, 0.0)])
-    for id in (first, second):
-        assert history(using, id) == [("", row(using, id).error[:MAX_HISTORY_ERROR_LENGTH])]
 
 
 @pytest.mark.parametrize("value", [{}, {"at": 1}, 7, "text", [], [1, "two", None]], ids=range(6))

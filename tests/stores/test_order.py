@@ -181,16 +181,6 @@ class TestOwnership:
             assert mine in {first, other[0]}
             assert theirs == (other if mine == first else [first, second, third])
 
-    def test_a_requeued_message_is_claimed_without_the_failed_one_behind_it(self, using: str):
-        first, second, _ = write(using, 3, key="a")
-        with claim(using, limit=1) as batch:
-            settle(using, batch, failed=[(first, "refused")])
-        with claim(using, limit=1) as batch:
-            settle(using, batch, failed=[(second, "refused", "", True)])
-        assert claimed_ids(using) == []
-        OutboxMessage.objects.using(using).filter(pk=first).requeue()
-        assert claimed_ids(using) == [first]
-
     def test_a_key_is_free_as_soon_as_its_relay_breaks_off(self, using: str):
         ids = write(using, 2, key="a")
         with another_alias(using) as alias:

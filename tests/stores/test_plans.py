@@ -112,8 +112,8 @@ def caught(using: str, action: Any, beginning: str, part: str = "") -> str:
     return sql
 
 
-def claim_sql(using: str, publisher: str = "default") -> str:
-    return caught(using, lambda: claimed_ids(using, publisher, limit=LIMIT), "SELECT id")
+def claim_sql(using: str) -> str:
+    return caught(using, lambda: claimed_ids(using, limit=LIMIT), "SELECT id")
 
 
 def nodes(plan: Any) -> Iterator[dict[str, Any]]:
@@ -195,11 +195,6 @@ class TestClaim:
         assert all(node["Actual Rows"] <= LIMIT for node in plan)
         assert plan[0]["Shared Hit Blocks"] + plan[0]["Shared Read Blocks"] < 20 * LIMIT
 
-    def test_postgresql_reads_no_waiting_rows_when_nothing_is_due(self):
-        (scan,) = [node for node in postgresql_plan(claim_sql("postgresql", "idle")) if "Relation Name" in node]
-        assert (scan["Index Name"], scan["Actual Rows"]) == ("outbox_pending", 0)
-        assert removed(scan) == 0
-
     @mysql_and_mariadb
     def test_mysql_and_mariadb_read_only_the_rows_that_they_claim(self, using: str):
         plan = mysql_plan(using, claim_sql(using))
@@ -210,15 +205,6 @@ class TestClaim:
         assert table["r_rows"] <= LIMIT + 1
         assert table["r_filtered"] == 100
         assert not any("filesort" in node or "temporary_table" in node for node in plan)
-
-    @mysql_and_mariadb
-    def test_mysql_and_mariadb_read_no_waiting_rows_when_nothing_is_due(self, using: str):
-        (table,) = [node for node in mysql_plan(using, claim_sql(using, "idle")) if "table_name" in node]
-        assert (table["key"], table["used_key_parts"]) == (
-            "outbox_pending",
-            ["publisher", "blocks_key", "available_at"],
-        )
-        assert table["r_rows"] == 0
 
     @mysql_and_mariadb
     def test_mysql_and_mariadb_look_for_due_messages_at_the_first_entries_of_the_index(self, using: str):
@@ -488,12 +474,3 @@ class TestPurge:
         plan = sqlite_plan(table(sqlite.PURGE), [-3600, LIMIT])
         assert any("USING COVERING INDEX outbox_processed" in step for step in plan)
         assert not any("TEMP B-TREE" in step for step in plan)
-
-
-def test_the_tested_statements_are_those_of_the_stores():
-    """Guards the tests above: the statements that they capture are those of the stores."""
-    assert "SKIP LOCKED" in claim_sql("postgresql")
-    assert "SKIP LOCKED" in caught("mariadb", lambda: claimed_ids("mariadb", limit=LIMIT), "SELECT id", "PRIMARY")
-    assert postgresql.UNKEYED.strip().startswith("SELECT id")
-    assert mysql.UNKEYED.strip().startswith("SELECT id")
-    assert sqlite.UNKEYED.strip().startswith("SELECT id")
