@@ -20,12 +20,6 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def port_number(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65_536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
-    return int(text)
-
-
 def seconds(text: str) -> float:
     """Read a number of seconds above 0 and up to an hour."""
     try:

@@ -1,4 +1,4 @@
-"""The figures for Prometheus: gauges, and the counters of a relay. Needs `prometheus_client`.
+"""The figures for Prometheus, which are gauges. Needs `prometheus_client`.
 
 The figures of the database are no counters: the relays' counts there are deleted after a day and begin at 0 with each
 relay, so their sums are not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states,
@@ -6,11 +6,10 @@ never a relay, a type or a key.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -24,35 +23,13 @@ from django_outbox.monitoring.figures import (
     StreamStatus,
 )
 from django_outbox.monitoring.readings import Reading, read_all
-from django_outbox.signals import batch_settled
 
 __all__ = ["OutboxCollector"]
-
-MAX_TYPES = 100
-"""Maximum number of types with their own series, because a type may contain an id."""
-
-REQUEST_TIMEOUT = 5.0
-"""Seconds for which a client of the metrics' port may be silent. Each client has a thread."""
-
-OTHER = "other"
-"""The label of all further types."""
 
 RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
 """The results for messages that an inbox receives."""
 
 BREAKER_STATES = ("closed", "half-open", "open", "crashed")
-
-COUNTERS = {
-    "relay_messages_total": (
-        ("database", "publisher", "type", "result"),
-        "Messages that the relay has settled, by result: delivered, retried or failed.",
-    ),
-    "relay_publish_seconds": (
-        ("database", "publisher", "type"),
-        "Duration of the publish phase, once for each batch and each type that is in it.",
-    ),
-}
-"""The metrics of a relay's own process, without their prefix: labels and meaning."""
 
 Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
@@ -279,63 +256,3 @@ def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
     registry.register(OutboxCollector(databases))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
-
-
-class RelayMetrics:
-    """Counts what the relays of this process deliver. It counts once for each batch and type, not for each message."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._types: set[str] = set()
-        messages, publishing = ((f"django_outbox_{name}", help, labels) for name, (labels, help) in COUNTERS.items())
-        self._messages = Counter(*messages, registry=registry)
-        self._publishing = Histogram(*publishing, registry=registry)
-        batch_settled.connect(self._count)
-
-    def close(self) -> None:
-        batch_settled.disconnect(self._count)
-        for metric in (self._messages, self._publishing):
-            self._registry.unregister(metric)
-
-    def _count(
-        self, *, using: str, publisher: str, counts: Mapping[tuple[str, str], int], seconds: float, **_: Any
-    ) -> None:
-        for (result, type), count in counts.items():
-            self._messages.labels(using, publisher, self._label(type), result).inc(count)
-        for label in {self._label(type) for _, type in counts}:
-            self._publishing.labels(using, publisher, label).observe(seconds)
-
-    def _label(self, type: str) -> str:
-        if type not in self._types and len(self._types) < MAX_TYPES:
-            self._types.add(type)
-        return type if type in self._types else OTHER
-
-
-@contextmanager
-def serving(port: int, address: str) -> Iterator[None]:
-    """Count what relays deliver, and serve it with all metrics of this process until the end of the block."""
-    metrics = RelayMetrics(REGISTRY)
-    try:
-        server, thread = start_http_server(port, address, REGISTRY)
-        server.RequestHandlerClass = bounded(server.RequestHandlerClass)
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-    finally:
-        metrics.close()
-
-
-def bounded(handler: Any) -> Any:
-    """Return a request handler whose thread ends if the client is silent for `REQUEST_TIMEOUT`."""
-
-    class BoundedHandler(handler):
-        timeout = REQUEST_TIMEOUT
-
-        def handle(self) -> None:
-            with suppress(TimeoutError):
-                super().handle()
-
-    return BoundedHandler

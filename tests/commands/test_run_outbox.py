@@ -3,13 +3,10 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
 from io import StringIO
 from typing import Any, cast
 
@@ -20,8 +17,6 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.management.commands.run_outbox import Command
-from django_outbox.monitoring import prometheus
-from django_outbox.signals import batch_settled
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
 from tests.support.ports import free_port
@@ -87,62 +82,12 @@ def test_publisher_flag_may_be_repeated():
         (["--stop-timeout", "0"], "'0' is not a number of seconds above 0"),
         (["--max-messages", "-1"], "'-1' is not a whole number of at least 1"),
         (["--drain", "--once"], "not allowed with argument"),
-        (["--metrics-port", "70000"], "'70000' is not a port from 1 to 65535"),
     ],
 )
 def test_a_wrong_argument_is_reported_with_its_remedy(arguments: list[str], message: str):
     with pytest.raises(CommandError) as info:
         run(*arguments)
     assert message in str(info.value)
-
-
-@pytest.mark.django_db
-def test_metrics_count_messages_by_publisher_type_and_result(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prometheus, "MAX_TYPES", 1)
-    put(3)
-    put(2, type="another type")
-    address = f"http://127.0.0.1:{(port := free_port())}/metrics"
-    with prometheus.serving(port, "127.0.0.1"):
-        run("--drain")
-        with urllib.request.urlopen(address, timeout=60) as response:
-            page = response.read().decode()
-    labels = 'database="default",publisher="default"'
-    counts = re.findall(rf'messages_total{{{labels},result="delivered",type="(.*?)"}} ([0-9.]+)', page)
-    assert sorted(float(count) for _, count in counts) == [2.0, 3.0]
-    types = [type for type, _ in counts]
-    assert "other" in types
-    for type in types:
-        assert f'publish_seconds_count{{{labels},type="{type}"}} 1.0' in page
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(address, timeout=60)
-    assert not batch_settled.receivers
-
-
-def test_clients_of_the_metrics_that_are_silent_are_disconnected(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prometheus, "REQUEST_TIMEOUT", 0.2)
-    with prometheus.serving(port := free_port(), "127.0.0.1"), ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(20)]
-        assert [client.recv(1) for client in clients] == [b""] * 20
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
-            assert response.status == 200
-
-
-@pytest.mark.django_db
-def test_a_taken_port_of_the_metrics_is_reported():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        pytest.raises(
-            CommandError, match=r"cannot be served on 127.0.0.1:\d+: Address already in use\. Use a different"
-        ),
-    ):
-        run("--drain", "--metrics-port", str(server.getsockname()[1]))
-
-
-@pytest.mark.django_db
-def test_metrics_without_prometheus_client_name_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "django_outbox.monitoring.prometheus", None)
-    with pytest.raises(CommandError, match=r"django-transactional-outbox\[prometheus\]"):
-        run("--drain", "--metrics-port", "1")
 
 
 @pytest.mark.django_db

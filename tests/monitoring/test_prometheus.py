@@ -14,7 +14,6 @@ import yaml
 from django_outbox.monitoring.prometheus import GAUGES
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
 from django_outbox.monitoring.verdicts import CODES
-from tests.support.ports import free_port
 from tests.support.project_files import ROOT, read_yaml
 from tests.support.prometheus import PATIENCE, Prometheus, promtool
 from tests.support.shop import Process, Server, run_manage, shop_environment
@@ -32,8 +31,7 @@ QUERIES = [
     for panel in DASHBOARD["panels"]
     for target in panel["targets"]
 ]
-RELAY_METRICS = {"django_outbox_relay_messages_total", "django_outbox_relay_publish_seconds_bucket"}
-NAMES = {f"django_outbox_{gauge.name}" for gauge in GAUGES} | RELAY_METRICS
+NAMES = {f"django_outbox_{gauge.name}" for gauge in GAUGES}
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -64,11 +62,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
                 "VALUES ('a:1:inbox', 'a', 1, '', 'run', 1, '{}', ?, 0, 0, 0, CURRENT_TIMESTAMP, '2100-01-01')",
                 [json.dumps({"orders": {"source": "queue", "state": "reading", "received": 1}})],
             )
-        relay_address = f"127.0.0.1:{free_port()}"
-        arguments = ("run_outbox", "--publisher", "handlers", "--metrics-port", relay_address.partition(":")[2])
+        arguments = ("run_outbox", "--publisher", "handlers")
         relay = Process([sys.executable, "manage.py", *arguments], folder / "relay.log", environment)
         stack.callback(relay.kill)
-        targets = {server.address.removeprefix("http://"): "/outbox/metrics/", relay_address: "/metrics"}
+        targets = {server.address.removeprefix("http://"): "/outbox/metrics/"}
         with Prometheus(folder, targets, RULES) as prometheus:
             eventually(lambda: prometheus.query("django_outbox_up"), "the shop was scraped", seconds=PATIENCE)
             yield prometheus
@@ -133,14 +130,6 @@ def test_the_dashboard_shows_what_is_in_the_database(prometheus: Prometheus):
     [target] = panel["targets"]
     [sample] = eventually(lambda: prometheus.query(filled_in(target["expr"])), seconds=PATIENCE)
     assert float(sample["value"][1]) == 1
-
-
-def test_a_real_prometheus_counts_what_a_relay_delivered(prometheus: Prometheus):
-    query = 'django_outbox_relay_messages_total{publisher="handlers", result="delivered"}'
-    [sample] = eventually(lambda: prometheus.query(query), seconds=PATIENCE)
-    assert float(sample["value"][1]) == 1
-    assert sample["metric"]["database"] == "default"
-    assert sample["metric"]["type"] == "order.placed"
 
 
 def test_the_variables_of_the_dashboard_list_databases_and_publishers(prometheus: Prometheus):

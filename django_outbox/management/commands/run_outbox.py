@@ -1,13 +1,11 @@
 """`manage.py run_outbox`: arguments and signals of the operating system, nothing else."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from django_outbox.management.arguments import port_number, seconds, whole_number
+from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.live import RelayFigures
 from django_outbox.management.proof import check_deployment
 from django_outbox.management.service import ServiceCommand, print_line
@@ -27,7 +25,6 @@ class Command(ServiceCommand):
   manage.py run_outbox --drain               stop when nothing is due
   manage.py run_outbox --check               prove that a relay can work
   manage.py run_outbox --database orders --workers 4
-  manage.py run_outbox --metrics-port 9321
   manage.py run_outbox --all-schemas         serve all tenants of django-tenants
 """
     unfinished = "The current batches were not finished in time. Their messages are still pending."
@@ -59,18 +56,6 @@ class Command(ServiceCommand):
             metavar="SECONDS",
             type=seconds,
             help="Longest idle wait (default: OUTBOX['POLL_INTERVAL']).",
-        )
-        parser.add_argument(
-            "--metrics-port",
-            metavar="PORT",
-            type=port_number,
-            help="Serve the counters of this process for Prometheus on this port (default: do not).",
-        )
-        parser.add_argument(
-            "--metrics-address",
-            metavar="HOST",
-            default="127.0.0.1",
-            help="The address that --metrics-port listens on (default: 127.0.0.1).",
         )
         schemas = parser.add_mutually_exclusive_group()
         schemas.add_argument(
@@ -125,12 +110,12 @@ class Command(ServiceCommand):
             with relay:
                 self.report_findings(check_deployment(relay.using, relay.publishers))
             return
-        if many:
-            self._serve_tenants(relay, options)
-            return
-        self.require_schema(relay.using, REQUIRED)
-        with relay, self._serving_metrics(options), self.working(relay.using, RelayFigures(relay).read):
-            if options["drain"]:
+        if not many:
+            self.require_schema(relay.using, REQUIRED)
+        with relay, self.working(relay.using, RelayFigures(relay).read):
+            if many:
+                relay.run_for_tenants(options["schema"])
+            elif options["drain"]:
                 relay.drain()
             elif options["once"]:
                 relay.deliver_once()
@@ -143,29 +128,3 @@ class Command(ServiceCommand):
             for alias in relay.paused:
                 print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             print_line(self.stdout, totals)
-
-    def _serve_tenants(self, relay: Relay, options: dict[str, Any]) -> None:
-        with relay, self._serving_metrics(options), self.working(relay.using, RelayFigures(relay).read):
-            relay.run_for_tenants(options["schema"])
-
-    @contextmanager
-    def _serving_metrics(self, options: dict[str, Any]) -> Iterator[None]:
-        port, address = options["metrics_port"], options["metrics_address"]
-        if port is None:
-            yield
-            return
-        try:
-            from django_outbox.monitoring.prometheus import serving  # noqa: PLC0415 - needs prometheus_client
-        except ImportError as error:
-            raise CommandError(
-                '--metrics-port needs prometheus-client: pip install "django-transactional-outbox[prometheus]"'
-            ) from error
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(serving(port, address))
-            except OSError as error:
-                raise CommandError(
-                    f"The metrics cannot be served on {address}:{port}: {error.strerror or error}. Use a different "
-                    "--metrics-port for each relay on a machine."
-                ) from error
-            yield
