@@ -90,8 +90,15 @@ def test_with_verbosity_0_only_errors_are_printed(using: str):
 
 
 @pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
-@pytest.mark.parametrize("payload", [b"\xff", b"{", b'{"a": 1} 2'])
-def test_a_payload_that_is_no_json_is_archived_and_named_when_it_is_restored(using: str, payload: bytes):
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"\xff", "payload could not be read when it was archived"),
+        (b"{", "its payload is not valid JSON"),
+        (b'{"a": 1} 2', "its payload is not valid JSON"),
+    ],
+)
+def test_a_payload_that_is_no_json_is_archived_and_named_when_it_is_restored(using: str, payload: bytes, reason: str):
     (bad,) = failed(using, 1)
     failed(using, 1)
     with connections[using].cursor() as cursor:
@@ -105,7 +112,7 @@ def test_a_payload_that_is_no_json_is_archived_and_named_when_it_is_restored(usi
     discard(OutboxMessage.objects.all())
     out, errors = run(using, "failed", archives(using)[0].name, *ids)
     assert out == ["1 message restored as failed."]
-    assert errors[0] == f"{ids[0]} cannot be restored: payload could not be read when it was archived."
+    assert errors[0] == f"{ids[0]} cannot be restored: {reason}."
     assert [row["message_id"] for row in rows(using).values()] == ids[1:]
 
 

@@ -206,7 +206,7 @@ def test_a_line_is_json_that_other_programs_read(using: str):
     assert manifest is not None
     (line,) = storage_of(using).read_lines(manifest)
     read = json.loads(line)
-    assert (read["payload"], read["headers"], read["key"]) == (
+    assert (json.loads(read["payload"]), json.loads(read["headers"]), read["key"]) == (
         PAYLOADS["like the format"],
         {"a": PAYLOADS["text"]},
         "ключ",

@@ -80,7 +80,7 @@ def _row(message: ArchivedMessage, status: Status, keep_id: bool) -> OutboxMessa
     row.payload = json_text(message.payload)
     row.headers = json_text(message.headers)
     row.history, row.original = (
-        None if text == "null" else json_text(text) for text in (message.history, message.original)
+        None if text is None else json_text(text) for text in (message.history, message.original)
     )
     if status is Status.FAILED:
         row.available_at = None

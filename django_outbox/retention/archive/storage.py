@@ -1,11 +1,11 @@
 """The files of an archive in one of Django's `STORAGES`: write, verify and read them."""
 
 import datetime
+import gzip
 import hashlib
 import json
 import os
 import tempfile
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,9 +40,6 @@ DAMAGED = "Restore the file from a backup of the storage; zcat prints what is le
 
 LEVEL = 3
 """Compression level: higher ones make files a tenth smaller and take several times as long."""
-
-GZIP = 16 + zlib.MAX_WBITS
-"""Makes zlib write gzip's header and checksum."""
 
 BLOCK = 1024 * 1024
 """Bytes that are read at a time."""
@@ -93,9 +90,10 @@ class Spool:
         self.ids: array[int] = array("q")
         self.length = 0
         self._file = tempfile.TemporaryFile(prefix="outbox-archive-")  # noqa: SIM115 - closed at the end
-        self._compressor = zlib.compressobj(LEVEL, wbits=GZIP)
+        self._gzip = gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=LEVEL)
 
     def close(self) -> None:
+        self._gzip.close()
         self._file.close()
 
     def add(self, rows: Iterable[FullRow]) -> None:
@@ -105,23 +103,23 @@ class Spool:
             lines.append(encode(row))
         text = b"".join(lines)
         self.length += len(text)
-        self._file.write(self._compressor.compress(text))
+        self._gzip.write(text)
 
     def finish(self) -> tuple[int, str]:
-        self._file.write(self._compressor.flush())
+        self._gzip.close()
         self._file.seek(0)
-        size, digest = measure(iter(lambda: self._file.read(BLOCK), b""))
+        measured = measure(self._file)
         self._file.seek(0)
-        return size, digest
+        return measured
 
     def as_file(self, name: str) -> "File[bytes]":
         return File(self._file, name=name)
 
 
-def measure(blocks: Iterable[bytes]) -> tuple[int, str]:
-    """Return the number of bytes and their SHA-256 in hexadecimal."""
+def measure(file: Any) -> tuple[int, str]:
+    """Return the number of bytes of an open file, and their SHA-256 in hexadecimal."""
     size, digest = 0, hashlib.sha256()
-    for block in blocks:
+    while block := file.read(BLOCK):
         size += len(block)
         digest.update(block)
     return size, digest.hexdigest()
@@ -165,7 +163,7 @@ class ArchiveStorage:
                 )
                 text = manifest.to_json()
                 written.append(self.save(f"{name}{MANIFEST}", ContentFile(text)))
-                self.verify(written[-1], *measure([text]))
+                self.verify(written[-1], *measure(ContentFile(text)))
         except ArchiveUnavailable:
             self._remove(written)
             raise
@@ -181,7 +179,7 @@ class ArchiveStorage:
     def verify(self, file: str, size: int, sha256: str) -> None:
         """Read a file back, and raise OSError if it differs from what was written."""
         with self._storage.open(file) as stored:
-            if measure(iter(lambda: stored.read(BLOCK), b"")) != (size, sha256):
+            if measure(stored) != (size, sha256):
                 raise OSError(f"{file} is not what was written to it")
 
     def forget(self, manifest: Manifest) -> None:
@@ -215,29 +213,19 @@ class ArchiveStorage:
         return manifest
 
     def read_lines(self, manifest: Manifest) -> Iterator[bytes]:
-        """Yield the lines of a file, without ever holding more than some lines.
+        """Yield the lines of a file after its checksum is compared.
 
         Raises:
             ArchiveUnavailable: the storage failed.
-            InvalidArchive: the file does not have the checksum of the manifest. It is raised at the end.
+            InvalidArchive: the file does not have the checksum of the manifest.
         """
         what = f"Reading the archive {manifest.file}"
         with self._reporting(what, CHECK), self._storage.open(manifest.file) as stored:
-            size, digest, decompressor, rest = 0, hashlib.sha256(), zlib.decompressobj(GZIP), b""
-            while block := stored.read(BLOCK):
-                size += len(block)
-                digest.update(block)
-                while block:
-                    try:
-                        # A block may become a thousand times as long.
-                        text = decompressor.decompress(block, BLOCK)
-                    except zlib.error:
-                        raise InvalidArchive(f"{manifest.file} cannot be decompressed. {DAMAGED}") from None
-                    block = decompressor.unconsumed_tail
-                    *lines, rest = (rest + text).split(b"\n")
-                    yield from lines
-            if rest or not decompressor.eof or (size, digest.hexdigest()) != (manifest.size, manifest.sha256):
+            if measure(stored) != (manifest.size, manifest.sha256):
                 raise InvalidArchive(f"{manifest.file} does not have the checksum of its manifest. {DAMAGED}")
+            stored.seek(0)
+            with gzip.GzipFile(fileobj=stored, mode="rb") as lines:
+                yield from lines
 
     def _remove(self, files: list[str]) -> None:
         for file in files:
