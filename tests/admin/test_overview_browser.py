@@ -103,7 +103,6 @@ def test_an_operator_sees_at_once_that_nothing_is_delivered(page: Operator):
     assert [figure.text for figure in page.find_all(".outbox-totals dd")] == ["100,007+", "3 d", "1,138", "1,204"]
     rects = page.find_all(".outbox-chart .outbox-delivered")
     assert len(rects) == 60
-    page.picture("overview")
 
 
 HEADLINE = "document.querySelector('.outbox-sentence').textContent"
@@ -174,7 +173,6 @@ def test_a_healthy_system_of_five_publishers_is_one_screen(
         log(admin_user.pk, CHANGE, f"{number} messages were requeued.", subject="shop.Timeout · order.paid · default")
     resize(page, 1280, 800)
     page.open(OVERVIEW)
-    page.picture("healthy")
     assert script(page, "document.querySelector('.outbox-at').getBoundingClientRect().bottom") < 800
     assert [pill.text for pill in page.find_all(".outbox-publishers .outbox-pill")] == ["delivering"] * 5
 

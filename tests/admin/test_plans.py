@@ -151,13 +151,6 @@ def test_the_confirmation_for_all_listed_messages_reads_an_index_up_to_its_bound
     assert examine(using, confirmation)
 
 
-@pytest.mark.parametrize("operation", ["requeue", "discard"])
-def test_the_operations_find_their_messages_by_id(using: str, admin_client: Client, operation: str):
-    ids = OutboxMessage.objects.using(using).failed().values_list("pk", flat=True)[:3]
-    fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
-    assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
-
-
 @pytest.mark.parametrize("operation", ["retry_now", "hold", "cancel"])
 def test_the_operations_on_pending_messages_find_them_by_id(using: str, admin_client: Client, operation: str):
     pending = OutboxMessage.objects.using(using).pending()
@@ -166,25 +159,18 @@ def test_the_operations_on_pending_messages_find_them_by_id(using: str, admin_cl
     assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
 
 
+@pytest.mark.parametrize("state", [[], ["--processed"]], ids=["failed", "processed"])
 @pytest.mark.parametrize("filters", [["--after", "1w"], ["--before", "1h"], []])
-def test_the_command_reads_the_failed_messages_by_their_index(using: str, filters: list[str]):
+def test_the_command_reads_the_messages_by_the_index_of_their_state(using: str, filters: list[str], state: list[str]):
     def dry_run() -> None:
-        call_command("outbox_requeue", "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
+        call_command("outbox_requeue", *state, "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
 
     assert examine(using, dry_run) == 1
 
 
-@pytest.mark.parametrize("filters", [["--after", "1w"], ["--before", "1h"], ["--all"]])
-def test_the_command_reads_the_processed_messages_by_their_index(using: str, filters: list[str]):
-    def dry_run() -> None:
-        call_command("outbox_requeue", "--processed", "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
-
-    assert examine(using, dry_run) == 1
-
-
-@pytest.mark.parametrize("operation", ["requeue", "deliver_again"])
+@pytest.mark.parametrize("operation", ["requeue", "discard", "deliver_again"])
 def test_the_operations_on_settled_messages_find_them_by_id(using: str, admin_client: Client, operation: str):
-    state = Status.FAILED if operation == "requeue" else Status.PROCESSED
+    state = Status.PROCESSED if operation == "deliver_again" else Status.FAILED
     ids = OutboxMessage.objects.using(using).with_status(state).values_list("pk", flat=True)[:3]
     fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
     assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2

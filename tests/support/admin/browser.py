@@ -1,9 +1,5 @@
 """A person in front of a real browser."""
 
-import os
-import time
-from pathlib import Path
-
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
@@ -60,12 +56,3 @@ class Operator:
         """Prefer the light or the dark colour scheme from now on."""
         wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-
-    def picture(self, name: str) -> None:
-        """Save screenshots of the page, light and dark, in the folder OUTBOX_PICTURES, if it is set."""
-        if folder := os.environ.get("OUTBOX_PICTURES"):
-            for scheme in ("dark", "light"):
-                self.show(scheme)
-                # The admin fades colours.
-                time.sleep(0.5)
-                self.browser.save_screenshot(Path(folder) / f"{name}-{scheme}.png")
