@@ -21,6 +21,7 @@ from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put
+from tests.support.signals import received
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
@@ -278,8 +279,6 @@ def test_a_fallback_counts_as_processed(using: str):
 
 
 def test_a_fallback_that_raises_fails_the_message_with_both_errors(using: str):
-    failures: list[Any] = []
-
     @handler("t")
     def work(payload: Any, message: Message) -> None:
         raise ValueError("the first")
@@ -289,20 +288,15 @@ def test_a_fallback_that_raises_fails_the_message_with_both_errors(using: str):
         leave(using, "fallback")
         raise KeyError("the second")
 
-    def receive(*, failures: Any, **_: Any) -> None:
-        kept.extend(failures)
-
-    kept: list[Any] = failures
-    messages_failed.connect(receive)
     put(1, using)
-    with settings({"MAX_ATTEMPTS": 1}):
+    with settings({"MAX_ATTEMPTS": 1}), received(messages_failed) as found:
         drain(using)
     (message,) = OutboxMessage.objects.using(using)
     assert message.status is Status.FAILED
     assert message.error == "ValueError: the first; then the fallback failed: KeyError: 'the second'"
     assert message.error_class == "ValueError"
     assert effects(using) == []
-    assert [failure.message.id for failure in kept] == [message.id]
+    assert [failure.message.id for each in found for failure in each["failures"]] == [message.id]
 
 
 @pytest.mark.parametrize("unhandled", ["fail", "skip"])

@@ -27,6 +27,7 @@ from tests.support.databases import kill
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put, row
 from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
+from tests.support.signals import received
 from tests.support.spawning import process, receive
 from tests.support.waiting import eventually
 
@@ -340,7 +341,6 @@ def test_a_message_fails_in_the_end_if_its_recorder_always_ends_the_session(usin
 @pytest.mark.parametrize("using", LOCKING, indirect=True)
 def test_the_time_of_publishing_is_recorded_once_although_the_result_is_stored_twice(using: str):
     ended: list[int] = []
-    phases: list[str] = []
 
     @handler("t")
     def work(payload: Any, message: Message) -> None:
@@ -351,17 +351,11 @@ def test_the_time_of_publishing_is_recorded_once_although_the_result_is_stored_t
             ended.append(message.id)
             kill(alias)
 
-    def note(*, phase: str, **_: Any) -> None:
-        phases.append(phase)
-
     work.finisher = end_first
     put(1, using)
-    phase_finished.connect(note)
-    try:
+    with received(phase_finished) as phases:
         deliver_once(using)
-    finally:
-        phase_finished.disconnect(note)
-    assert phases == ["claim", "publish", "settle"]
+    assert [each["phase"] for each in phases] == ["claim", "publish", "settle"]
     assert states(using) == [Status.PROCESSED]
 
 

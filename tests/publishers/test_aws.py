@@ -13,7 +13,7 @@ import pytest
 from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from django_outbox.relay.sending.isolation import isolate
+from django_outbox.relay.sending.isolation import Isolation
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import AwsAnswers, Failures, Raw
 from tests.support.aws.cases import Case
@@ -54,7 +54,7 @@ def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_othe
         large = make_message(subject.topic, b'"' + b"x" * 300_000 + b'"')
         messages = [*subject.messages(b"0", b"1"), large, *subject.messages(b"2", b"3")]
         first = call_publisher(publisher.publish, messages)
-        outcomes = isolate(publisher.publish, messages, first, publisher_alias="default")
+        outcomes = Isolation(publisher.publish, messages, "default").run(first)
         assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED] * 2 + [OutcomeKind.REJECTED] + [
             OutcomeKind.ACCEPTED
         ] * 2

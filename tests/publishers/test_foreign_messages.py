@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED
-from django_outbox.relay.sending.isolation import BROKER_RESPONDS, isolate
+from django_outbox.relay.sending.isolation import BROKER_RESPONDS, Isolation
 from tests.publishers.subjects.base import Subject
 from tests.publishers.test_contract import BROKERS, LOCAL
 from tests.support.claimed import make_message
@@ -71,7 +71,7 @@ def test_a_message_that_cannot_be_sent_is_refused_and_others_are_accepted(name: 
             first, last = subject.messages(b"1", b"2")
             messages = [first, *(make_message(subject.topic, **each) for each in foreign), last]
             found = call_publisher(publish, messages)
-            outcomes = found[0] if found[1] is None else isolate(publish, messages, found, publisher_alias="default")
+            outcomes = found[0] if found[1] is None else Isolation(publish, messages, "default").run(found)
             assert outcomes[0] is outcomes[-1] is ACCEPTED
             keys = [each.get("key", "") for each in foreign]
             behind = [BLOCKED] if len(keys) > len({*keys}) else []

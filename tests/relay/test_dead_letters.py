@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from django.dispatch import Signal
 from django.test import override_settings
 
 from django_outbox.brokers import Publisher, memory
@@ -20,6 +19,7 @@ from tests.conftest import ALIASES
 from tests.support.claimed import make_message
 from tests.support.messages import put, row
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.signals import received
 
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 REFUSED = rejected("unroutable: no queue", error_class="shop.Unroutable")
@@ -118,34 +118,15 @@ def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_
     assert row(using, accepted).dead_lettered_at is None
 
 
-class Received:
-    """Keeps what a signal was sent with."""
-
-    def __init__(self, signal: Signal) -> None:
-        self.signal = signal
-        self.arguments: list[dict[str, Any]] = []
-
-    def __call__(self, **arguments: Any) -> None:
-        del arguments["signal"], arguments["sender"]
-        self.arguments.append(arguments)
-
-    def __enter__(self) -> "Received":
-        self.signal.connect(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.signal.disconnect(self)
-
-
 class TestSignals:
     def test_one_reports_all_failures_of_a_batch(self):
         batch = [make_message(id=id, attempts=id) for id in (1, 2, 3)]
         settlement = Settlement(
             processed=[1], failed=[Failed(2, "full", "shop.Full", True), Failed(3, "gone", "", False, True)]
         )
-        with Received(messages_failed) as received:
+        with received(messages_failed) as found:
             signal_settled("other", "default", batch, settlement)
-        (arguments,) = received.arguments
+        (arguments,) = found
         assert (arguments["publisher"], arguments["using"]) == ("other", "default")
         first, second = arguments["failures"]
         assert (first.message, first.error, first.error_class) == (batch[1], "full", "shop.Full")
@@ -160,12 +141,12 @@ class TestSignals:
             make_message(id=4, attempts=3),
         ]
         settlement = Settlement(processed=[1, 2, 3], retried=[Retried(4, "full", 1.0)])
-        with Received(messages_recovered) as received, Received(messages_failed) as failures:
+        with received(messages_recovered) as recovered, received(messages_failed) as failures:
             signal_settled("default", "default", batch, settlement)
-        assert received.arguments == [{"publisher": "default", "using": "default", "messages": batch[1:3]}]
-        assert failures.arguments == []
+        assert recovered == [{"publisher": "default", "using": "default", "messages": batch[1:3]}]
+        assert failures == []
 
     def test_none_is_sent_for_a_batch_that_was_accepted_at_once(self):
-        with Received(messages_recovered) as received, Received(messages_failed) as failures:
+        with received(messages_recovered) as recovered, received(messages_failed) as failures:
             signal_settled("default", "default", [make_message(id=1)], Settlement(processed=[1]))
-        assert received.arguments == failures.arguments == []
+        assert recovered == failures == []

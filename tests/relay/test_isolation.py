@@ -14,7 +14,7 @@ from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
-from django_outbox.relay.sending import isolation as isolating
+from django_outbox.relay.sending.isolation import Isolation
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds
 from tests.support.proxies import Proxy
@@ -59,8 +59,7 @@ def isolate(
     messages: Sequence[Message],
     may_not_begin: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    first = call_publisher(publish, messages)
-    return isolating.isolate(publish, messages, first, publisher_alias="shop", may_not_begin=may_not_begin)
+    return Isolation(publish, messages, "shop").run(call_publisher(publish, messages), may_not_begin)
 
 
 def culprits_of(outcomes: Sequence[Outcome]) -> set[int]:

@@ -22,6 +22,7 @@ from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, running_relay
+from tests.support.signals import received
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -112,14 +113,8 @@ def test_a_publisher_that_promises_order_gets_a_key_in_one_piece(
 
 @pytest.fixture
 def changes() -> Iterator[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-
-    def note(**arguments: Any) -> None:
-        found.append(arguments)
-
-    breaker_changed.connect(note)
-    yield found
-    breaker_changed.disconnect(note)
+    with received(breaker_changed) as found:
+        yield found
 
 
 def test_the_breakers_changes_are_signalled_in_their_order(changes: list[dict[str, Any]]):

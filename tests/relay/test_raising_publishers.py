@@ -12,7 +12,7 @@ from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, unanswered
 from django_outbox.relay import Relay
-from django_outbox.relay.sending.isolation import isolate
+from django_outbox.relay.sending.isolation import Isolation
 from django_outbox.signals import breaker_changed
 from tests.support.claimed import make_message
 from tests.support.messages import put
@@ -28,6 +28,7 @@ from tests.support.misbehaviour import (
     raising,
 )
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.signals import received
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.misbehaviour_fixtures"]
@@ -92,7 +93,7 @@ NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
 @pytest.mark.parametrize("script", NOTHING_KNOWN.values(), ids=NOTHING_KNOWN)
 def test_a_batch_without_a_single_outcome_is_an_outage_with_a_reason(script: Callable[[Sequence[Message]], Any]):
     messages = [make_message(id=id) for id in range(1, 6)]
-    outcomes = isolate(script, messages, call_publisher(script, messages), publisher_alias="bad")
+    outcomes = Isolation(script, messages, "bad").run(call_publisher(script, messages))
     assert {outcome.kind for outcome in outcomes} == {OutcomeKind.UNANSWERED}
     assert all(outcome.error.strip() for outcome in outcomes)
 
@@ -111,21 +112,12 @@ def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
 ):
     publish_by(script)
     put(5, publisher="bad")
-    opened: list[str] = []
-
-    def note(*, publisher: str, state: str, reason: str, **_: Any) -> None:
-        if state == "open":
-            opened.append(f"{publisher}: {reason}")
-
-    breaker_changed.connect(note)
-    try:
+    with received(breaker_changed) as changes:
         relay = running()
-        eventually(lambda: len(opened) > 2)
+        eventually(lambda: [each["state"] for each in changes].count("open") > 2)
         assert relay.outages
         assert_others_go_on()
-    finally:
-        breaker_changed.disconnect(note)
-    assert all(reason.startswith("bad: ") and len(reason) > len("bad: ") for reason in opened)
+    assert all(each["publisher"] == "bad" and each["reason"] for each in changes if each["state"] == "open")
     assert sum("is unavailable" in line for line in caplog.messages) == 1
     assert set(OutboxMessage.objects.filter(publisher="bad").values_list("attempts", "error")) == {(0, "")}
     publish_by(lambda messages: [ACCEPTED] * len(messages))

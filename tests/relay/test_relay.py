@@ -22,6 +22,7 @@ from tests.support.databases import end_other_sessions
 from tests.support.messages import put, row
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.signals import received
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -205,16 +206,9 @@ def test_a_running_relay_purges_at_intervals(running: Callable[..., Relay]):
 
 
 def test_each_phase_is_signalled_with_its_count_and_time():
-    phases: list[tuple[str, int, str, bool]] = []
-
-    def listen(*, phase: str, count: int, publisher: str, seconds: float, **_: Any) -> None:
-        phases.append((phase, count, publisher, seconds >= 0))
-
-    phase_finished.connect(listen)
-    try:
-        put(4)
-        with Relay() as relay:
-            relay.drain()
-    finally:
-        phase_finished.disconnect(listen)
-    assert phases == [(phase, 4, "default", True) for phase in ("claim", "publish", "settle")]
+    put(4)
+    with received(phase_finished) as found, Relay() as relay:
+        relay.drain()
+    assert [(each["phase"], each["count"], each["publisher"], each["seconds"] >= 0) for each in found] == [
+        (phase, 4, "default", True) for phase in ("claim", "publish", "settle")
+    ]

@@ -7,7 +7,7 @@ from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
 from django_outbox.relay.batch import Batch, DeliveryResult, Phases
 from django_outbox.relay.decisions import Decisions, decide
-from django_outbox.relay.sending.isolation import isolate
+from django_outbox.relay.sending.isolation import Isolation
 
 
 class BrokerDeliverer:
@@ -57,8 +57,7 @@ class BrokerDeliverer:
         first = call_publisher(publisher.publish, messages)
         outcomes, error = first
         if error is not None:
-            publish, alias = publisher.publish, publisher.alias
-            return isolate(publish, messages, first, publisher_alias=alias, may_not_begin=self._may_not_begin)
+            return Isolation(publisher.publish, messages, publisher.alias).run(first, self._may_not_begin)
         # Without an error, each message has an outcome.
         return cast(list[Outcome], outcomes)
 

@@ -27,21 +27,14 @@ BROKER_RESPONDS = frozenset({OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, Outcome
 """The kinds of outcomes that rule out an outage."""
 
 
-def isolate(
-    publish: Callable[[Sequence[Message]], Sequence[Outcome]],
-    messages: Sequence[Message],
-    first: CallResult,
-    *,
-    publisher_alias: str,
-    may_not_begin: Callable[[], bool] = lambda: False,
-) -> list[Outcome]:
-    """Publish the halves of a batch that raised, then quarters, until each culprit stands alone.
+class Isolation:
+    """Publishes the halves of a batch that raised, then quarters, until each culprit stands alone.
 
     A message that raises alone is a culprit if the publisher reported an outcome for another message of the batch. It
     is then deferred, or rejected if `BatchRefused.permanent` is set. If there is no outcome for any message, it is an
     outage, and no message uses up an attempt. An outage is established after the batch, its halves, quarters and
     eighths, and one message of each sixteenth have raised. Up to 7 culprits among more than 8 messages are always
-    found, wherever they are; far more if they leave a part or one of those single messages free of culprits. Verdict
+    found, wherever they are; far more if they leave a part or one of those single messages free of culprits. Finding
     p culprits among n messages takes about 2 p log2(n) calls.
 
     A part that raised may have reached the broker nonetheless, so its messages are sent again. No message is published
@@ -50,17 +43,8 @@ def isolate(
     Args:
         publish: a publisher's method. An invalid return value counts as an exception.
         messages: the batch, with the messages of each key in order; several per key only if the publisher keeps order.
-        first: the result of publishing the whole batch.
-        may_not_begin: called before each call of `publish`; once it returns True, the search ends.
-
-    Returns:
-        One outcome per message, in the order of `messages`: unanswered from an outage on; blocked if an earlier message
-        of the key was not accepted, or if the search ended early although the broker responds.
     """
-    return _Isolation(publish, messages, publisher_alias).run(first, may_not_begin)
 
-
-class _Isolation:
     def __init__(
         self,
         publish: Callable[[Sequence[Message]], Sequence[Outcome]],
@@ -80,8 +64,17 @@ class _Isolation:
         self._is_cut = False
         self._logged_classes: set[str] = set()
 
-    def run(self, first: CallResult, may_not_begin: Callable[[], bool]) -> list[Outcome]:
-        """Publish until every message has an outcome, there is an outage, or no further call may begin."""
+    def run(self, first: CallResult, may_not_begin: Callable[[], bool] = lambda: False) -> list[Outcome]:
+        """Publish until every message has an outcome, there is an outage, or no further call may begin.
+
+        Args:
+            first: the result of publishing the whole batch.
+            may_not_begin: called before each call of `publish`; once it returns True, the search ends.
+
+        Returns:
+            One outcome per message, in the order of the batch: unanswered from an outage on; blocked if an earlier
+            message of the key was not accepted, or if the search ended early although the broker responds.
+        """
         max_calls, singled = PARTS_BEFORE_SINGLES, False
         for calls in itertools.count():
             part = self._next_part()
