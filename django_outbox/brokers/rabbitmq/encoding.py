@@ -141,7 +141,7 @@ class RabbitMQEncoder:
             timestamp,
             self._type(message.type),
         )
-        return Encoded(self._method(message.destination), b"".join(properties))
+        return Encoded(self._method(message.topic or message.type), b"".join(properties))
 
 
 def encode_publish(exchange: str, routing_key: str, *, mandatory: bool) -> bytes:

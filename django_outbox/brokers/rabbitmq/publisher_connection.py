@@ -267,7 +267,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._options = options
         self._lock = Lock()
         self._unsent: deque[Transmission] = deque()
-        self._accepts_more = True
+        self.accepts_more = True
         self._channels: list[PublisherChannel] = []
         # Abandoned channels that the broker has not closed yet.
         self._closing = 0
@@ -275,14 +275,10 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._is_watching = False
         self._thread.start()
 
-    @property
-    def accepts_more(self) -> bool:
-        return self._accepts_more
-
     def submit(self, transmission: Transmission) -> bool:
         """Queue a transmission for sending. Returns False if the connection is retired or has ended."""
         with self._lock:
-            if not self._accepts_more:
+            if not self.accepts_more:
                 return False
             self._unsent.append(transmission)
         self._call(self._send)
@@ -299,7 +295,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     def _accept_no_more(self) -> None:
         with self._lock:
-            self._accepts_more = False
+            self.accepts_more = False
 
     # Channels
 
@@ -446,7 +442,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         return [channel.transmission for channel in self._channels if channel.transmission is not None]
 
     def _close_if_retired(self) -> None:
-        if not self._accepts_more and not self.error and not self._unsent and not self._in_flight:
+        if not self.accepts_more and not self.error and not self._unsent and not self._in_flight:
             self._close(REPLACED)
 
     def _explain_loss(self, error: BaseException) -> str:
