@@ -18,7 +18,6 @@ from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads
 from tests.support.rabbitmq.tools import broker_address
 
-pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 

@@ -74,14 +74,6 @@ def test_a_message_is_new_once_for_each_consumer(using):
     assert count(using) == 3
 
 
-def test_a_message_whose_transaction_rolled_back_is_new_again(using):
-    id = uuid.uuid4()
-    with pytest.raises(ZeroDivisionError), transaction.atomic(using=using):
-        assert once(id, "billing", using=using)
-        _ = 1 / 0
-    assert handle(id, using=using)
-
-
 def test_a_savepoint_that_rolls_back_takes_the_record_with_it(using):
     id = uuid.uuid4()
     with transaction.atomic(using=using):

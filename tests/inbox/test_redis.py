@@ -189,16 +189,6 @@ def test_entries_that_were_trimmed_before_they_were_read_are_reported(source, ma
     assert "trimmed" not in caplog.text
 
 
-def test_nothing_is_reported_of_a_stream_that_is_trimmed_after_it_was_read(source, make_inbox, caplog):
-    with caplog.at_level("ERROR", "django_outbox"):
-        for start in (0, 10, 20):
-            source.send(*range(start, start + 10))
-            read_all(make_inbox(), source)
-            source.client.xtrim(source.name, maxlen=start % 20, approximate=False)
-    assert payloads("default") == [*range(30)]
-    assert "trimmed" not in caplog.text
-
-
 def test_a_consumer_that_ends_leaves_no_name_behind(source, make_inbox):
     source.send(1)
     read_all(make_inbox(), source)

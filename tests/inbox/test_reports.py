@@ -29,7 +29,6 @@ from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import broker_url
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
 NAME = f"{name_process()}:inbox"

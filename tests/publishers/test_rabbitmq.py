@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pika import spec
 
 from django_outbox.brokers import BatchRefused
-from django_outbox.brokers.rabbitmq.publisher_connection import NACKED, Unconfirmed
+from django_outbox.brokers.rabbitmq.publisher_connection import Unconfirmed
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
@@ -200,18 +200,6 @@ def test_a_message_that_is_in_flight_twice_has_two_outcomes(make_publisher: Make
 
 def test_an_unroutable_message_is_dropped_if_mandatory_is_false(make_publisher: MakePublisher):
     assert make_publisher(mandatory=False).publish([make_message("nowhere")]) == [ACCEPTED]
-
-
-def test_messages_for_a_full_queue_are_deferred(broker: Broker, make_publisher: MakePublisher):
-    queue = broker.queue(max_length=5, overflow="reject-publish")
-    publisher = make_publisher()
-    outcomes = [publisher.publish([make_message(queue)])[0] for _ in range(8)]
-    assert outcomes[:5] == [ACCEPTED] * 5
-    assert {(outcome.kind, outcome.error, outcome.counted) for outcome in outcomes[5:]} == {
-        (OutcomeKind.DEFERRED, NACKED.error, False)
-    }
-    assert "basic.nack" in NACKED.error
-    assert broker.depth(queue) == 5
 
 
 def test_a_message_because_of_which_the_broker_closes_the_channel_has_to_be_found(

@@ -58,7 +58,7 @@ def cleaned_up(prefix: str) -> Iterator[None]:
         yield
     finally:
         with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
-            for suffix in ("", "-topic", "-missing", "-gone", "-other", "-mail"):
+            for suffix in ("", "-topic", "-missing", "-gone"):
                 channel = connection.channel()
                 channel.queue_delete(prefix + suffix)
                 channel.exchange_delete(prefix + suffix)
@@ -68,7 +68,7 @@ def cleaned_up(prefix: str) -> Iterator[None]:
 
 
 @contextmanager
-def worker(app: Celery, using: str, broker: str, log: Path, *, queues: str = "") -> Iterator["subprocess.Popen[bytes]"]:
+def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a prefork worker with two processes on a database of the test run.
 
     Args:
@@ -76,21 +76,10 @@ def worker(app: Celery, using: str, broker: str, log: Path, *, queues: str = "")
         using: the alias of the database, which is the worker's default.
         broker: its URL.
         log: the file for the worker's output.
-        queues: the names of the queues, with commas; by default, the app's default queue.
     """
     prefix = app.conf.task_default_queue
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
-    arguments = [
-        "worker",
-        "-n",
-        f"{prefix}@%h",
-        "-P",
-        "prefork",
-        "-c",
-        "2",
-        *(["-Q", queues] if queues else []),
-        *quiet,
-    ]
+    arguments = ["worker", "-n", f"{prefix}@%h", "-P", "prefork", "-c", "2", *quiet]
     with _celery(arguments, app, using, broker, log) as process:
         eventually(lambda: " ready." in log.read_text() or process.poll() is not None, log.read_text(), seconds=60)
         assert process.poll() is None, log.read_text()
