@@ -70,7 +70,6 @@ def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check that the relay can work on each database that holds the outbox."""
     held = [alias for alias in databases or [] if router.allow_migrate_model(alias, OutboxMessage)]
     return [problem for alias in held for problem in _check_database(alias)]
 
@@ -188,7 +187,6 @@ def _check_server(store: MySQLStore) -> Iterator[CheckMessage]:
 
 
 def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iterator[CheckMessage]:
-    """Check that relays can read the log."""
     for obstacle in LogSetup(store).find_obstacles():
         yield Warning(
             f"OUTBOX['PUBLISHERS'][{publisher_aliases[0]!r}]['SOURCE'] is 'log', but the database "
@@ -199,7 +197,6 @@ def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iter
 
 
 def _check_characters(dialect: Dialect) -> Iterator[CheckMessage]:
-    """Check that the database stores all characters."""
     if found := dialect.find_narrow_character_sets():
         yield Error(
             f"The outbox in the database {dialect.connection.alias!r} stores text as {', '.join(sorted(found))}, which "

@@ -15,7 +15,6 @@ from django_outbox.exceptions import InvalidEvent
 
 @of_settings
 def check_events(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    """Check the classes of events: types, keys, upgrades, fields and publishers."""
     for first, second in event_registry.conflicts:
         yield Error(
             f"Two classes are registered for the event {first.type}: {first.path} and {second.path}.",

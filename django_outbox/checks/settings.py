@@ -45,7 +45,6 @@ def check_settings() -> Iterator[CheckMessage]:
 
 @of_settings
 def check_redaction(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    """Check that the function that redacts payloads can be imported and called."""
     if settings.redact is None:
         return
     try:
@@ -97,7 +96,6 @@ def _uses_celery(settings: OutboxSettings) -> bool:
 
 @of_settings
 def check_routes(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    """Check that every pattern of `ROUTES` can apply."""
     for pattern, earlier in find_unreachable(settings.routes):
         yield Warning(
             f"The pattern {pattern!r} in OUTBOX['ROUTES'] never applies, because {earlier!r} comes first and matches "
@@ -109,7 +107,6 @@ def check_routes(settings: OutboxSettings) -> Iterator[CheckMessage]:
 
 @of_settings
 def check_inbox(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    """Check that the app with the command for the consumers is installed."""
     if settings.consumers and not apps.is_installed(INBOX):
         yield Warning(
             "OUTBOX has CONSUMERS, but the app that runs them is not installed.",

@@ -77,22 +77,17 @@ def _read_exceptions(value: object) -> tuple[type[BaseException], ...]:
     return classes
 
 
-def _read_exception(value: object) -> type[BaseException]:
+def _read_exception(value: Any) -> type[BaseException]:
     must_be = "an exception class or its dotted path"
-    found = _imported(value, must_be)
-    if not (isinstance(found, type) and issubclass(found, BaseException)):
+    if isinstance(value, str):
+        try:
+            value = import_string(value)
+        except Exception as error:
+            # The first import of a module may raise any exception.
+            raise ValueError(f"{must_be}; it cannot be imported ({error.__class__.__name__}: {error})") from None
+    if not (isinstance(value, type) and issubclass(value, BaseException)):
         raise ValueError(must_be)
-    return found
-
-
-def _imported(value: object, must_be: str) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return import_string(value)
-    except Exception as error:
-        # The first import of a module may raise any exception.
-        raise ValueError(f"{must_be}; it cannot be imported ({error.__class__.__name__}: {error})") from None
+    return value
 
 
 _READERS: dict[str, Reader] = {

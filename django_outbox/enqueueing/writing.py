@@ -187,7 +187,6 @@ def route(message: OutboxMessage) -> list[OutboxMessage]:
 
 
 def is_due(message: OutboxMessage | NewMessage) -> bool:
-    """Return whether a message that is not written yet is due at once."""
     time: object = message.available_at
     return time is None or isinstance(time, DatabaseDefault)
 

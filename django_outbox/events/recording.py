@@ -48,7 +48,6 @@ class Recorded:
         self.enqueued: list[_Enqueued] = []
 
     def add(self, content: object) -> None:
-        """Add an event, or a function that gets the instance and returns one."""
         if hasattr(content, ATTRIBUTE) and isinstance(content, type):
             raise InvalidMessage("event", f"must be an event, not its class. Record {_kind(content)}(...) instead.")
         if not (hasattr(type(content), ATTRIBUTE) or callable(content)):

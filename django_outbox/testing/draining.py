@@ -61,7 +61,6 @@ class Drained:
 
 
 def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float) -> Drained:
-    """Deliver the messages that are due, as `Outbox.drain` does."""
     recorder = _OutcomeTracer()
     add_tracer(recorder)
     try:
@@ -79,8 +78,6 @@ def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float) -> Dra
 
 
 class _OutcomeTracer(Tracer):
-    """Keeps the last outcome of each message."""
-
     def __init__(self) -> None:
         self._last: dict[int, tuple[Message, Outcome, bool]] = {}
 

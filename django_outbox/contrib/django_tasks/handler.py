@@ -24,7 +24,6 @@ and the record of the last task that has returned."""
 
 
 def register() -> None:
-    """Register the handler, unless it is registered."""
     if registry.find(NAME) is None:
         handler = Handler(run_task, (DJANGO_TASK,), NAME)
         handler.recorder = record_failure

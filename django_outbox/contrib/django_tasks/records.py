@@ -103,7 +103,6 @@ def _store(record: TaskRecord, using: str) -> None:
 
 
 def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | None":
-    """Return a result; None if there is no record of it."""
     using = choose_database(options)
     record = TaskRecord.objects.using(using).filter(message_id=message_id, backend=options.alias).first()
     if record is None:
@@ -162,7 +161,6 @@ def make_record(payload: Any, message_id: str, enqueued_at: datetime.datetime) -
 
 
 def begin(record: TaskRecord, now: datetime.datetime, worker_id: str) -> None:
-    """Note in a record that a worker has begun the task."""
     record.status = TaskResultStatus.RUNNING
     record.started_at = record.started_at or now
     record.last_attempted_at = now
