@@ -110,6 +110,7 @@ def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
     ],
     ids=["reject", "reject without a text", "retry later"],
 )
+@pytest.mark.parametrize("using", ["postgresql"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_function_that_a_handler_calls_may_reject_or_put_off_its_message(
     using: str, error: Exception, status: Status, text: str, caplog: pytest.LogCaptureFixture, *, is_async: bool

@@ -37,6 +37,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if vars(each).get("event") == "handler.slow"]
 
 
+@pytest.mark.parametrize("using", ["postgresql"])
 @pytest.mark.parametrize("entry", [HANDLERS, LEASED], ids=["transactional", "leased"])
 @pytest.mark.parametrize("place", ["handler", "fallback", "on_commit"])
 def test_a_drain_that_a_handler_holds_up_names_the_handler(

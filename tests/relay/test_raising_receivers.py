@@ -32,8 +32,16 @@ pytest_plugins = ["tests.support.misbehaviour_fixtures"]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("misbehaving")]
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError(), Hostile(), KeyError("a bug")])
-@pytest.mark.parametrize("signal", [phase_finished, messages_failed, messages_recovered, breaker_changed])
+# All signals are sent by one function.
+@pytest.mark.parametrize(
+    ("signal", "error"),
+    [
+        (phase_finished, SystemExit(1)),
+        (messages_failed, asyncio.CancelledError()),
+        (messages_recovered, Hostile()),
+        (breaker_changed, KeyError("a bug")),
+    ],
+)
 def test_a_receiver_may_raise_anything(
     running: Callable[..., Relay], signal: Signal, error: BaseException, scripted: Script
 ):

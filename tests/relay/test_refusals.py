@@ -65,7 +65,7 @@ def require_others(using: str, *, seconds: float = 60) -> None:
     eventually(lambda: messages.filter(id__in=late).count() == len(late), seconds=seconds)
 
 
-@pytest.mark.parametrize("count", [2, 8, 12])
+@pytest.mark.parametrize("count", [2, 12])
 def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], count: int, scripted: Script):
     with handling({**publisher, "BATCH_SIZE": 10}) as calls:
         ids = put(count, using)
@@ -120,8 +120,10 @@ def triggering(body: str, condition: str, *, using: str = "postgresql", name: st
         run_sql(using, f"DROP TRIGGER outbox_refuse ON {name}", "DROP FUNCTION outbox_refuse")
 
 
-@pytest.mark.parametrize("code", ["55000", "42501", "53100", "40001", "58000"])
-@pytest.mark.parametrize("change", ["any", "settlement"])
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [("any", "55000"), ("any", "40001"), *(("settlement", code) for code in ("42501", "53100", "40001", "58000"))],
+)
 def test_a_trigger_may_raise_any_code(publisher: dict[str, Any], change: str, code: str):
     condition = is_payload("postgresql", 1) + (f" AND {SETTLED}" if change == "settlement" else "")
     raising = triggering(f"RAISE EXCEPTION 'frozen by accounting' USING ERRCODE = '{code}'", condition)

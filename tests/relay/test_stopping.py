@@ -131,21 +131,20 @@ def frozen_server() -> Iterator[FrozenServer]:
     ("alias", "flags"),
     [("postgresql", []), ("postgresql", ["--drain"]), ("mariadb", []), ("mariadb", ["--once"])],
 )
-class TestDriverThatWaits:
-    def test_a_relay_whose_driver_waits_for_a_lock_ends_in_time(
-        self, run_outbox: StartProcess, alias: str, flags: list[str]
-    ):
-        with locked_table(alias):
-            process = run_outbox(alias, *flags)
-            eventually(lambda: waits_for_a_lock(alias))
-            process.send_signal(signal.SIGTERM)
-            assert ends_with(process) == 0
+def test_a_relay_whose_driver_waits_for_a_lock_ends_in_time(run_outbox: StartProcess, alias: str, flags: list[str]):
+    with locked_table(alias):
+        process = run_outbox(alias, *flags)
+        eventually(lambda: waits_for_a_lock(alias))
+        process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 0
 
-    def test_the_second_signal_ends_it_at_once(self, run_outbox: StartProcess, alias: str, flags: list[str]):
-        with locked_table(alias):
-            process = run_outbox(alias, *flags, "--stop-timeout", "180")
-            eventually(lambda: waits_for_a_lock(alias))
-            assert_a_second_signal_ends(process)
+
+@pytest.mark.parametrize("alias", ["postgresql", "mariadb"])
+def test_the_second_signal_ends_a_relay_whose_driver_waits_at_once(run_outbox: StartProcess, alias: str):
+    with locked_table(alias):
+        process = run_outbox(alias, "--stop-timeout", "180")
+        eventually(lambda: waits_for_a_lock(alias))
+        assert_a_second_signal_ends(process)
 
 
 def test_a_relay_that_cannot_settle_because_sqlite_is_locked_ends_in_time(run_outbox: StartProcess):
