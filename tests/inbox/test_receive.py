@@ -22,8 +22,8 @@ from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY, payloads, read_all, stored
-from tests.relay.test_unsettled import is_payload, refusing
 from tests.support.effects import HANDLERS
+from tests.support.refused_rows import is_payload, refusing
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 

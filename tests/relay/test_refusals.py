@@ -21,16 +21,16 @@ from django_outbox.relay.worker import Worker
 from django_outbox.retry import Backoff
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
-from tests.relay.test_unsettled import HANDLERS, LEASED, is_payload, refusal, refusing, restricted, run_sql, table
+from tests.relay.test_unsettled import HANDLERS, LEASED, refusal
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.refused_rows import SETTLED, is_payload, refusing, restricted
 from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 PUBLISHERS: dict[str, dict[str, Any]] = {"transactional": HANDLERS, "leased": LEASED, "broker": SCRIPTED}
-SETTLED = "(NEW.processed_at IS NOT NULL OR NEW.failed_at IS NOT NULL OR NEW.error <> OLD.error)"
 
 
 @pytest.fixture(params=PUBLISHERS)
@@ -104,29 +104,13 @@ def test_many_refused_rows_delay_no_other():
             require_others("postgresql", seconds=20)
 
 
-@contextmanager
-def triggering(body: str, condition: str, *, using: str = "postgresql", name: str = "") -> Iterator[None]:
-    """A trigger of PostgreSQL with this body, on the table of messages or another one."""
-    name = name or table(using)
-    run_sql(
-        using,
-        f"CREATE FUNCTION outbox_refuse() RETURNS trigger AS $$ BEGIN {body}; END $$ LANGUAGE plpgsql",
-        f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {name} FOR EACH ROW "
-        f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
-    )
-    try:
-        yield
-    finally:
-        run_sql(using, f"DROP TRIGGER outbox_refuse ON {name}", "DROP FUNCTION outbox_refuse")
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
     [("any", "55000"), ("any", "40001"), *(("settlement", code) for code in ("42501", "53100", "40001", "58000"))],
 )
 def test_a_trigger_may_raise_any_code(publisher: dict[str, Any], change: str, code: str):
     condition = is_payload("postgresql", 1) + (f" AND {SETTLED}" if change == "settlement" else "")
-    raising = triggering(f"RAISE EXCEPTION 'frozen by accounting' USING ERRCODE = '{code}'", condition)
+    raising = refusing("postgresql", condition, f"RAISE EXCEPTION 'frozen by accounting' USING ERRCODE = '{code}'")
     with handling({**publisher, "CLAIM_TIMEOUT": 5}) as calls:
         put(4, "postgresql")
         with raising, running_relay(using="postgresql", limits=QUICK):
@@ -168,7 +152,7 @@ def test_a_result_is_stored_for_as_long_as_the_lease_would_last(monkeypatch: pyt
 
 
 def test_a_change_that_is_skipped_without_an_error_counts_as_refused(publisher: dict[str, Any]):
-    skipping = triggering("RETURN NULL", is_payload("postgresql", 1))
+    skipping = refusing("postgresql", is_payload("postgresql", 1), "RETURN NULL")
     with handling(publisher) as calls:
         put(4, "postgresql")
         with skipping, running_relay(using="postgresql", limits=QUICK) as relay:
@@ -180,18 +164,11 @@ def test_a_change_that_is_skipped_without_an_error_counts_as_refused(publisher: 
 
 @pytest.mark.parametrize("condition", ["1", SETTLED], ids=["any", "settlement"])
 def test_a_change_that_sqlite_skips_counts_as_refused(publisher: dict[str, Any], condition: str, scripted: Script):
-    run_sql(
-        "default",
-        f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table('default')} FOR EACH ROW "
-        f"WHEN {is_payload('default', 1)} AND {condition} BEGIN SELECT RAISE(IGNORE); END",
-    )
-    try:
-        with handling(publisher) as calls:
-            put(4, "default")
-            with running_relay(using="default", limits=QUICK):
-                require_others("default")
-    finally:
-        run_sql("default", "DROP TRIGGER outbox_refuse")
+    with handling(publisher) as calls:
+        put(4, "default")
+        skipping = refusing("default", f"{is_payload('default', 1)} AND {condition}", "SELECT RAISE(IGNORE)")
+        with skipping, running_relay(using="default", limits=QUICK):
+            require_others("default")
     assert max([*calls.values(), *Counter(scripted.published()).values()], default=0) <= 3
 
 
@@ -213,7 +190,7 @@ def test_a_row_that_a_policy_hides_from_changes_stops_no_other(publisher: dict[s
 def test_a_retry_that_cannot_be_stored_stops_no_other(using: str, skipped: bool, publisher: dict[str, Any]):
     """Although the same row may be claimed, processed and failed."""
     retried = f"{is_payload(using, 1)} AND NEW.error <> OLD.error AND NEW.failed_at IS NULL"
-    frozen = triggering("RETURN NULL", retried) if skipped else refusing(using, retried)
+    frozen = refusing(using, retried, "RETURN NULL" if skipped else "")
     with handling({**publisher, "CLAIM_TIMEOUT": 5}, failing=1) as calls:
         put(4, using)
         with frozen, running_relay(using=using, limits=QUICK):

@@ -22,10 +22,11 @@ from django_outbox.models import StreamPosition
 from django_outbox.retention.purge import purge
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
-from tests.relay.test_unsettled import HANDLERS, run_sql
+from tests.relay.test_unsettled import HANDLERS
 from tests.support.databases import another_alias
 from tests.support.messages import ago, put
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.refused_rows import run_sql
 from tests.support.relay_threads import running_relay
 from tests.support.waiting import eventually
 

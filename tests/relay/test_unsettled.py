@@ -1,7 +1,6 @@
 """Batches that were published and could not be settled: each one is published twice, and then the publisher waits."""
 
 import datetime
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -25,6 +24,7 @@ from tests.conftest import ALIASES, LOCKING
 from tests.support.links import linked_by_sql
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.refused_rows import is_payload, refusing, restricted, run_sql, table
 from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
 
@@ -32,16 +32,6 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 
 HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
 LEASED = {**HANDLERS, "OPTIONS": {"transaction": False}}
-
-
-def table(using: str) -> str:
-    return connections[using].ops.quote_name(OutboxMessage._meta.db_table)
-
-
-def run_sql(using: str, *statements: str) -> None:
-    with connections[using].cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def end_own_session(using: str) -> None:
@@ -56,36 +46,6 @@ def end_own_session(using: str) -> None:
 
 def counted(scripted: Script) -> Counter[int]:
     return Counter(scripted.published())
-
-
-@contextmanager
-def refusing(using: str, condition: str, *, event: str = "UPDATE") -> Iterator[None]:
-    """A trigger that refuses changes of some messages."""
-    if using == "postgresql":
-        create = [
-            "CREATE FUNCTION outbox_refuse() RETURNS trigger AS "
-            "$$ BEGIN RAISE EXCEPTION 'frozen by accounting'; END $$ LANGUAGE plpgsql",
-            f"CREATE TRIGGER outbox_refuse BEFORE {event} ON {table(using)} FOR EACH ROW "
-            f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
-        ]
-        drop = [f"DROP TRIGGER outbox_refuse ON {table(using)}", "DROP FUNCTION outbox_refuse"]
-    elif connections[using].vendor == "sqlite":
-        create = [
-            f"CREATE TRIGGER outbox_refuse BEFORE {event} ON {table(using)} FOR EACH ROW "
-            f"WHEN {condition} BEGIN SELECT RAISE(ABORT, 'frozen by accounting'); END"
-        ]
-        drop = ["DROP TRIGGER outbox_refuse"]
-    else:
-        create = [
-            f"CREATE TRIGGER outbox_refuse BEFORE {event} ON {table(using)} FOR EACH ROW "
-            f"IF {condition} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'frozen by accounting'; END IF"
-        ]
-        drop = ["DROP TRIGGER outbox_refuse"]
-    run_sql(using, *create)
-    try:
-        yield
-    finally:
-        run_sql(using, *drop)
 
 
 FROZEN = {
@@ -105,36 +65,6 @@ def constrained(using: str) -> Iterator[None]:
         yield
     finally:
         run_sql(using, f"ALTER TABLE {table(using)} DROP CONSTRAINT outbox_frozen")
-
-
-@contextmanager
-def restricted(using: str, changes: str = "USING (true) WITH CHECK (payload <> '2'::jsonb)") -> Iterator[None]:
-    """A role for new connections, with all rights, and a policy that lets it change other messages only."""
-    role = f"outbox_{uuid.uuid4().hex[:8]}"
-    options = connections[using].settings_dict["OPTIONS"]
-    run_sql(
-        using,
-        f"CREATE ROLE {role}",
-        f"GRANT {role} TO CURRENT_USER",
-        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
-        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
-        f"ALTER TABLE {table(using)} ENABLE ROW LEVEL SECURITY",
-        f"CREATE POLICY outbox_open ON {table(using)} FOR SELECT TO {role} USING (true)",
-        f"CREATE POLICY outbox_frozen ON {table(using)} FOR UPDATE TO {role} {changes}",
-    )
-    options["assume_role"] = role
-    try:
-        yield
-    finally:
-        del options["assume_role"]
-        run_sql(
-            using,
-            f"DROP POLICY outbox_frozen ON {table(using)}",
-            f"DROP POLICY outbox_open ON {table(using)}",
-            f"ALTER TABLE {table(using)} DISABLE ROW LEVEL SECURITY",
-            f"DROP OWNED BY {role}",
-            f"DROP ROLE {role}",
-        )
 
 
 @pytest.fixture(params=LOCKING)
@@ -256,13 +186,6 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
             require(put(3, using, first=20))
     assert max(counted(scripted).values(), default=0) <= 2
     assert "Database" not in caplog.text
-
-
-def is_payload(using: str, number: int) -> str:
-    """Return the condition of a trigger for the messages with this payload."""
-    return {"postgresql": f"OLD.payload = '{number}'::jsonb", "default": f"OLD.payload = '{number}'"}.get(
-        using, f"OLD.payload = {number}"
-    )
 
 
 def refusal(relay: Relay) -> str:

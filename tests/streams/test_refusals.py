@@ -26,12 +26,12 @@ from django_outbox.relay.limits import LIMITS
 from django_outbox.retry import Backoff
 from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES
-from tests.relay.test_refusals import SETTLED, triggering
-from tests.relay.test_unsettled import HANDLERS, reason, refusing, restricted
+from tests.relay.test_unsettled import HANDLERS, reason
 from tests.streams.conftest import LOG
 from tests.streams.sources import PG, new_source
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.refused_rows import SETTLED, refusing, restricted
 from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
 from tests.support.waiting import eventually
 
@@ -179,7 +179,7 @@ def test_a_refused_row_is_not_passed_when_its_wait_is_over(
         put(1, LOG, first=10)
         eventually(lambda: relay.tally.processed == 1)
         eventually(lambda: source == "snapshot" or "are read from PostgreSQL" in caplog.text)
-        with triggering("RAISE EXCEPTION 'frozen'", f"OLD.payload = {BAD}", using=LOG):
+        with refusing(LOG, f"OLD.payload = {BAD}"):
             ids = put(4, LOG, first=2)
             require(ids[1:], LOG)
             for _ in range(8):
@@ -243,7 +243,7 @@ def test_a_row_that_may_leave_its_stream_but_not_fail_stops_no_other(scripted: S
 
 
 def skipping() -> AbstractContextManager[None]:
-    return triggering("RETURN NULL", f"OLD.payload = {BAD}")
+    return refusing(PG, f"OLD.payload = {BAD}", "RETURN NULL")
 
 
 @pytest.mark.parametrize("refusal", [lambda: restricted(PG), skipping], ids=["policy", "skipped"])
@@ -332,7 +332,7 @@ def test_a_position_that_cannot_move_is_an_outage_and_no_endless_repetition(body
     put(1, PG)
     with running_relay(using=PG, limits=an_hour) as relay:
         eventually(lambda: relay.tally.processed == 1)
-        with triggering(body, "true", using=PG, name=StreamPosition._meta.db_table):
+        with refusing(PG, "true", body, name=StreamPosition._meta.db_table):
             ids = put(1, PG)
             outage = eventually(lambda: relay._state.breakers.find_outage("default"))
             assert "could not be settled, 2 times in a row" in outage.reason
