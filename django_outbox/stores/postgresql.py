@@ -162,6 +162,12 @@ WHERE publisher = %s AND blocks_key AND available_at <= statement_timestamp()
 ORDER BY publisher, blocks_key, available_at, id LIMIT %s
 """
 
+# A refused message that is in the stream is in no queue, and later ones of its key wait for it in the table.
+LATER_THAN_STREAMED = """ AND (message.id < {first} OR message.partition NOT IN (
+    SELECT partition FROM {{table}}
+    WHERE id IN ({ids}) AND coalesce(available_at, processed_at, failed_at) IS NULL
+))"""
+
 FIND_DUE = """
 SELECT number FROM unnest(%s::integer[]) number
 WHERE (
@@ -514,7 +520,11 @@ class PostgreSQLStore(LockingStore):
     @property
     def _due(self) -> str:
         """SQL condition of the messages with a key that are due."""
-        streamed = f"AND (xid IS NULL OR {visible(self._passed)})" if self._passed else ""
+        streamed = ""
+        if self._passed:
+            streamed = f"AND (xid IS NULL OR {visible(self._passed)})"
+            if self._refused:
+                streamed += LATER_THAN_STREAMED.format(first=min(self._refused), ids=",".join(map(str, self._refused)))
         return f"(available_at <= statement_timestamp() {streamed} {{others}})"
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
