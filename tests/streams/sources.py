@@ -9,9 +9,11 @@ from django_outbox.relay import Limits, Relay
 from django_outbox.relay.batch import DeliveryResult, Phases
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, StreamFirst, StreamReader, TableSource
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
 PG = "postgresql"
+STREAMED: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+"""The setting `OUTBOX` in which the default publisher has a stream."""
 
 INSERT = """
 INSERT INTO django_outbox_outboxmessage (
@@ -53,3 +55,11 @@ def drain() -> int:
     """Deliver until nothing is due; return the number of messages."""
     with Relay(using=PG) as relay:
         return relay.drain().processed
+
+
+def assert_delivered_once_in_order(scripted: Script, ids: Iterable[int]) -> None:
+    published = [message for batch in scripted.batches for message in batch]
+    assert sorted(message.id for message in published) == sorted(ids)
+    for key in {message.key for message in published}:
+        of_key = [message.id for message in published if message.key == key]
+        assert of_key == sorted(of_key)

@@ -15,13 +15,12 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import StreamPosition
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
+from tests.streams.sources import PG, STREAMED
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, Script
+from tests.support.publishers import Script
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-PG = "postgresql"
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
 SEQUENCE = "django_outbox_outboxmessage_id_seq"
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "streams.md"
 
@@ -32,7 +31,7 @@ def run(sql: str) -> Any:
         return cursor.fetchone()[0] if cursor.description else None
 
 
-@override_settings(OUTBOX=OUTBOX)
+@override_settings(OUTBOX=STREAMED)
 @settings(
     max_examples=20,
     deadline=None,
@@ -106,7 +105,7 @@ def test_nothing_is_lost_and_nothing_is_sent_again(
     assert sorted(scripted.published()) == sorted(undelivered)
 
 
-@override_settings(OUTBOX=OUTBOX)
+@override_settings(OUTBOX=STREAMED)
 def test_the_code_of_the_guide_delivers_messages_that_were_enqueued_before_the_position_arrived(scripted: Script):
     free = run(f"SELECT nextval('{SEQUENCE}')")
     run(f"SELECT setval('{SEQUENCE}', {free + 100})")

@@ -33,7 +33,7 @@ from django_outbox.stores.stream import StoredPosition, Stream
 from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
-from tests.streams.sources import deliver, insert, new_log_source
+from tests.streams.sources import assert_delivered_once_in_order, deliver, insert, new_log_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
@@ -47,12 +47,6 @@ pytestmark = pytest.mark.usefixtures("scripted", "log")
 OUTBOX: dict[str, Any] = {
     "PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "log"}, "other": {**SCRIPTED, "SOURCE": "log"}}
 }
-
-
-@pytest.fixture(autouse=True)
-def from_log() -> Iterator[None]:
-    with override_settings(OUTBOX=OUTBOX):
-        yield
 
 
 class Worker:
@@ -831,14 +825,6 @@ def test_a_transaction_that_is_in_the_log_before_it_begins_and_visible_later_is_
     worker.deliver_until(lambda: ids[0] in scripted.published())
     worker.follow()
     assert sorted(scripted.published()) == [late, *ids]
-
-
-def assert_delivered_once_in_order(scripted: Script, ids: list[int]) -> None:
-    published = [message for batch in scripted.batches for message in batch]
-    assert sorted(message.id for message in published) == sorted(ids)
-    for key in {message.key for message in published}:
-        of_key = [message.id for message in published if message.key == key]
-        assert of_key == sorted(of_key)
 
 
 def test_the_source_changes_again_and_again_while_messages_are_written(scripted: Script):

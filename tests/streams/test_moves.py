@@ -278,20 +278,6 @@ def test_a_recovery_to_a_point_before_the_position(move: Move):
 
 
 @physical
-def test_a_copied_disk(move: Move):
-    """Both servers have the same identifier, and both go on."""
-    move.begin()
-    move.write(move.old, 3)
-    move.old.kill()
-    copy_folder(move.old, move.new)
-    move.old.start()
-    move.new.start()
-    move.deliver(move.old)
-    move.write(move.new, 5)
-    move.end(repeated=3)
-
-
-@physical
 def test_a_copied_disk_that_follows_by_logical_replication(move: Move):
     """As a blue and a green server: one identifier, and the new server has smaller transaction numbers."""
     move.begin()

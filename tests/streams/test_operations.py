@@ -1,9 +1,7 @@
 """An operator holds and cancels messages that wait in a stream, also at the moment in which a relay delivers them."""
 
-import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -19,19 +17,18 @@ from django.test import Client
 from django_outbox import OutboxMessage
 from django_outbox.admin import locking
 from django_outbox.admin.operations import CANCEL, DELIVER_AGAIN, HOLD, RETRY_NOW, Operation, apply, find_targets
-from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
-from tests.streams.sources import PG, deliver, drain, new_source
+from tests.streams.sources import PG, STREAMED, deliver, drain, new_source
 from tests.support.admin.tools import CHANGELIST, url
 from tests.support.messages import ago, put, rows
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.routers import ROUTERS
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+OUTBOX = STREAMED
 
 
 def the(*ids: int) -> OutboxMessageQuerySet:
@@ -197,51 +194,6 @@ def test_a_shell_waits_for_the_relay_and_changes_what_it_has_not_delivered(scrip
     assert held == [2]
     assert scripted.published() == ids
     assert drain() == 0
-
-
-def test_a_message_is_either_delivered_or_held_while_relays_and_operators_run(scripted: Script):
-    drain()
-    ids = put(1500, PG, keys=20)
-    left = threading.Event()
-
-    def relay() -> None:
-        class Slow(ScriptedPublisher):
-            def publish(self, messages: Any) -> Any:
-                time.sleep(0.005)
-                return super().publish(messages)
-
-        own, publisher = new_source(PG), Slow("default")
-        while not left.is_set():
-            deliver(own, 15, publisher)
-
-    held: set[int] = set()
-    chosen = random.Random(7).sample(ids, 120)
-    with in_thread(relay), in_thread(relay):
-        for number, id in enumerate(chosen):
-            if (the(id).cancel() if number % 3 == 0 else the(id).hold()) == 1:
-                held.add(id)
-        left.set()
-    assert held
-    drain()
-    delivered = Counter(scripted.published())
-    assert set(delivered.values()) == {1}
-    assert not held & set(delivered)
-    states = rows(PG)
-    on_hold = {id for id in held if states[id]["available_at"] == HELD_BY_OPERATOR}
-    for key in range(20):
-        of_key = [id for number, id in enumerate(ids) if number % 20 == key]
-        first_held = min((id for id in of_key if id in on_hold), default=ids[-1] + 1)
-        assert [id for id in of_key if id in delivered] == [id for id in of_key if id < first_held and id not in held]
-    OutboxMessage.objects.using(PG).retry_now()
-    drain()
-    published: dict[str, list[Message]] = {}
-    for batch in scripted.batches:
-        for message in batch:
-            published.setdefault(message.key, []).append(message)
-    for messages in published.values():
-        assert [message.id for message in messages] == sorted(message.id for message in messages)
-    cancelled = {id for id in held if states[id]["failed_at"]}
-    assert sorted(message.id for messages in published.values() for message in messages) == sorted({*ids} - cancelled)
 
 
 def test_the_list_and_the_page_of_a_streamed_message_offer_to_hold_and_cancel(admin_client: Client, settings: Any):

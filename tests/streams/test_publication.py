@@ -109,28 +109,13 @@ class TestRoles:
         with connected(USER="shop_relay"):
             assert run()[2] == ""
 
-    @pytest.mark.parametrize(
-        ("user", "change", "problem"),
-        [
-            ("shop_owner", "REVOKE CREATE ON DATABASE outbox FROM shop_owner", "GRANT CREATE ON DATABASE outbox TO"),
-            (
-                "shop_web",
-                "GRANT CREATE ON DATABASE outbox TO shop_web",
-                "belongs to the role shop_owner, not to shop_web",
-            ),
-            ("shop_owner", "CREATE PUBLICATION django_outbox", "that belongs to the role relay, not to shop_owner"),
-        ],
-        ids=["create", "table", "publication"],
-    )
-    def test_nothing_is_changed_if_the_role_of_the_session_lacks_a_privilege(
-        self, user: str, change: str, problem: str
-    ):
-        execute(change)
+    def test_nothing_is_changed_if_the_role_of_the_session_lacks_a_privilege(self):
+        execute("CREATE PUBLICATION django_outbox")
         before = read()
-        with connected(USER=user):
+        with connected(USER="shop_owner"):
             out, (line,), raised = run("--role", "shop_relay")
             assert (out, raised.partition(".")[0]) == ("", "Nothing was changed: 1 problem found")
-            assert problem in line
+            assert "that belongs to the role relay, not to shop_owner" in line
             # A script for an administrator can be made nevertheless.
             assert "CREATE PUBLICATION" in run("--role", "shop_relay", "--sql")[0]
         assert read() == before

@@ -19,6 +19,7 @@ from django_outbox.relay import Relay
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.wal_setup import LogSetup
 from tests.streams.conftest import publish
+from tests.streams.sources import STREAMED
 from tests.streams.test_log import report_old_relay
 from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
@@ -26,7 +27,7 @@ from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED
 from tests.support.waiting import eventually
 
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+OUTBOX = STREAMED
 OPTIONS = [
     *("-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
     *("-c", "max_prepared_transactions=5", "-c", "wal_level=logical"),

@@ -4,7 +4,6 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -23,7 +22,7 @@ from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES
-from tests.streams.sources import PG, deliver, new_source
+from tests.streams.sources import PG, STREAMED, deliver, new_source
 from tests.support import databases
 from tests.support.databases import statements
 from tests.support.messages import put
@@ -32,8 +31,8 @@ from tests.support.publishers import SCRIPTED
 pytest_plugins = ["tests.support.monitoring_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
+OUTBOX = STREAMED
 STANDBY = "web-2:9:abcdef"
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
 
 
 def report(*names: str) -> None:

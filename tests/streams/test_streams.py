@@ -23,7 +23,7 @@ from django_outbox.stores import Settlement
 from django_outbox.stores.pausing import pause, resume
 from django_outbox.stores.stream import StoredPosition
 from tests.conftest import ALIASES
-from tests.streams.sources import PG, deliver, drain, insert, new_source
+from tests.streams.sources import PG, STREAMED, assert_delivered_once_in_order, deliver, drain, insert, new_source
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
@@ -31,14 +31,8 @@ from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+OUTBOX = STREAMED
 FROM_TABLE: dict[str, Any] = {"PUBLISHERS": {"default": SCRIPTED}}
-
-
-@pytest.fixture(autouse=True)
-def streamed(scripted: Script) -> Iterator[None]:
-    with override_settings(OUTBOX=OUTBOX):
-        yield
 
 
 def versions() -> dict[int, tuple[str, str]]:
@@ -164,11 +158,7 @@ def test_a_backlog_is_delivered_when_the_setting_goes_back_to_the_table(served: 
     with override_settings(OUTBOX=FROM_TABLE):
         more = put(4, PG, keys=2, first=4)
         assert drain() == 8
-    published = [message.id for batch in scripted.batches for message in batch]
-    assert sorted(published) == [*ids, *more]
-    for key in ("k0", "k1"):
-        of_key = [message.id for batch in scripted.batches for message in batch if message.key == key]
-        assert of_key == sorted(of_key)
+    assert_delivered_once_in_order(scripted, [*ids, *more])
 
 
 def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream(scripted: Script):
@@ -176,10 +166,7 @@ def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream(s
         ids = put(4, PG, keys=2)
     more = put(4, PG, keys=2, first=4)
     assert drain() == 8
-    assert sorted(scripted.published()) == [*ids, *more]
-    for key in ("k0", "k1"):
-        of_key = [message.id for batch in scripted.batches for message in batch if message.key == key]
-        assert of_key == sorted(of_key)
+    assert_delivered_once_in_order(scripted, [*ids, *more])
 
 
 def test_a_purge_deletes_only_delivered_messages():

@@ -1,12 +1,11 @@
 """What transactions do to a stream: savepoints, prepared and large transactions, and one that stays open."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connections, transaction
+from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
@@ -23,18 +22,6 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
 STREAMED = {**SCRIPTED, "SOURCE": "snapshot"}
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": STREAMED}}
-
-
-def test_only_what_the_outer_transaction_keeps_of_savepoints_is_delivered(scripted: Script):
-    with transaction.atomic(using=PG):
-        kept = [enqueue("t", 1, using=PG).pk]
-        with pytest.raises(IntegrityError), transaction.atomic(using=PG):
-            enqueue("t", 2, using=PG)
-            raise IntegrityError
-        with transaction.atomic(using=PG):
-            kept.append(enqueue("t", 3, using=PG).pk)
-    assert drain() == 2
-    assert scripted.published() == kept
 
 
 def test_a_message_id_that_is_streamed_already_writes_nothing(scripted: Script):
@@ -64,32 +51,6 @@ def test_a_transaction_of_many_pages_is_delivered_once_and_in_its_order(scripted
     late = put(1, PG, key="k0")
     assert drain() == 25_001
     assert scripted.published() == ids + late
-
-
-def test_a_transaction_that_stays_open_holds_up_no_other(scripted: Script):
-    entered, go_on = threading.Event(), threading.Event()
-
-    def stay_open() -> None:
-        try:
-            with transaction.atomic(using=PG):
-                enqueue("t", "late", key="k", using=PG)
-                entered.set()
-                assert go_on.wait(60)
-        finally:
-            connections[PG].close()
-
-    thread = threading.Thread(target=stay_open)
-    thread.start()
-    assert entered.wait(60)
-    try:
-        for count in range(1, 5):
-            put(100, PG, keys=5)
-            assert drain() == 100
-            assert len(scripted.published()) == 100 * count
-    finally:
-        go_on.set()
-        thread.join()
-    assert drain() == 1
 
 
 @pytest.fixture
