@@ -19,7 +19,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import is_usable
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause, StreamPosition
-from django_outbox.stores.claiming import ClaimQueries
+from django_outbox.stores.claiming import ClaimQueries, Row
 from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.locks import Lease, lease_number, take_lease
 from django_outbox.stores.rows import (
@@ -107,9 +107,10 @@ class Store(ClaimQueries):
     ends_idle_transactions: ClassVar[bool] = False
     """Whether the database ends the transaction of a claim that makes no query for too long."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, refused: Set[int] = NONE) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, refused: Set[int] = NONE, passed: str = "") -> None:
         self.connection = connection
         self._refused = refused
+        self._passed = passed
 
     @property
     def dialect(self) -> Dialect:
@@ -126,11 +127,12 @@ class Store(ClaimQueries):
         context without `settle`, because of an exception or a crash, gives the whole batch back.
         """
         with self.transaction(request.max_seconds, transactional=request.transactional) as backend:
-            yield Claim(read_messages(request.read(self.claim_queries(request))), backend=backend)
+            yield Claim(read_messages(self.read_batch(request)), backend=backend)
 
-    def claim_queries(self, request: ClaimRequest) -> "Store":
-        """Return the store whose queries leave out what a claim leaves out."""
-        return type(self)(self.connection, request.refused)
+    def read_batch(self, request: ClaimRequest) -> list[Row]:
+        """Read the batch of a claim, and lock it where that is possible."""
+        queries = type(self)(self.connection, request.refused, request.passed)
+        return request.cursor.read_batch(queries, request.publisher, limit=request.limit, max_bytes=request.max_bytes)
 
     @abc.abstractmethod
     def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[Backend | None]:

@@ -3,13 +3,12 @@
 import datetime
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from django.apps import apps
 from django.db import DatabaseError, OperationalError, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.db.errors import shows_missing_right
 from django_outbox.models import MAX_HISTORY, OutboxMessage
@@ -30,7 +29,6 @@ from django_outbox.stores.locks import key_lock_numbers
 from django_outbox.stores.prepared import execute, note_lost, prepare
 from django_outbox.stores.rows import (
     MAX_HISTORY_ERROR_LENGTH,
-    NONE,
     Backend,
     Claim,
     ClaimRequest,
@@ -354,10 +352,6 @@ class PostgreSQLStore(LockingStore):
     ends_idle_transactions = True
     streams = True
 
-    def __init__(self, connection: BaseDatabaseWrapper, refused: Set[int] = NONE, passed: str = "") -> None:
-        super().__init__(connection, refused)
-        self._passed = passed
-
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
         with ExitStack() as stack:
@@ -430,9 +424,6 @@ class PostgreSQLStore(LockingStore):
             if not note_lost(driver, error):
                 raise
         return None
-
-    def claim_queries(self, request: ClaimRequest) -> "PostgreSQLStore":
-        return PostgreSQLStore(self.connection, request.refused, request.passed)
 
     DELETED = "DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL"
     PROCESSED = """

@@ -18,7 +18,6 @@ from django_outbox.stores.claiming import (
     FEW_IN_ALL,
     FEW_OF_KEY,
     SIZE,
-    ClaimQueries,
     Cursor,
     Queued,
     Row,
@@ -114,9 +113,6 @@ class ClaimRequest:
         due = [*due_only(listed)]
         is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW
         return None if is_cut or sum(message.size for message in due) > self.max_bytes else due
-
-    def read(self, queries: ClaimQueries) -> list[Row]:
-        return self.cursor.read_batch(queries, self.publisher, limit=self.limit, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, slots=True)

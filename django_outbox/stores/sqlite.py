@@ -469,7 +469,7 @@ class SQLiteStore(Store):
         publisher, max_seconds = request.publisher, request.max_seconds
         end = boot_time() + max_seconds
         with self.transaction(max_seconds, transactional=False):
-            rows = request.read(self.claim_queries(request))
+            rows = self.read_batch(request)
             if not rows:
                 return Claim([])
             due = {row[0]: row[SIZE + 1] for row in rows}
