@@ -84,12 +84,6 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             id="django_outbox.E010",
         )
         return
-    if feature := store.dialect.missing_feature:
-        yield Error(
-            f"The database {alias!r} is too old for the outbox: it does not support {feature}.",
-            hint="Upgrade it to PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer.",
-            id="django_outbox.E011",
-        )
     settings, _ = parse_settings()
     publishers = settings.publishers if settings and not store.streams else {}
     for publisher_alias, source in sorted((alias, config.source) for alias, config in publishers.items()):

@@ -82,14 +82,6 @@ class Dialect:
     # For the system checks.
 
     @property
-    def missing_feature(self) -> str:
-        """The SQL feature that the outbox needs and this version of the database lacks; empty if there is none."""
-        features = self.connection.features
-        if self._vendor == "sqlite":
-            return "" if features.can_return_columns_from_insert else "RETURNING"
-        return "" if features.has_select_for_update_skip_locked else "SKIP LOCKED"
-
-    @property
     def missing_timeouts(self) -> list[str]:
         """The options of the connection without which a server that vanishes would go unnoticed for minutes."""
         settings = self.connection.settings_dict

@@ -220,18 +220,6 @@ def test_e010_database_of_an_unsupported_vendor():
         assert "oracle" in only(found(databases=["default"]), "E010").msg
 
 
-@pytest.mark.django_db(databases=["postgresql"])
-def test_e011_server_without_skip_locked():
-    with mock.patch.object(connections["postgresql"].features, "has_select_for_update_skip_locked", new=False):
-        assert "SKIP LOCKED" in only(found(databases=["postgresql"]), "E011").msg
-
-
-@pytest.mark.django_db
-def test_e011_sqlite_without_returning():
-    with mock.patch.object(connections["default"].features, "can_return_columns_from_insert", new=False):
-        assert "RETURNING" in only(found(databases=["default"]), "E011").msg
-
-
 @pytest.mark.django_db(databases=["mariadb"])
 def test_e012_database_that_stores_local_times():
     connection = connections["mariadb"]
