@@ -169,8 +169,10 @@ def test_connecting_has_a_short_timeout_for_each_node(
         publisher = make_publisher(urls, timeout=60, connect_timeout=0.5)
         began = time.monotonic()
         assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
     assert proxy.connections == 5
+    # The first connection can be closed cleanly.
+    proxy.resume()
 
 
 def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: Proxy, make_publisher: MakePublisher):
