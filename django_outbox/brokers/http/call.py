@@ -62,7 +62,7 @@ class HTTPCall(EncodedCall[Message, Request]):
                 self._failures += 1
                 if not result.sent or self._failures == MAX_FAILURES:
                     self._is_unavailable = True
-            elif isinstance(result, Response):
+            else:
                 self._failures = 0
 
     def _take_results(self) -> list[Outcome]:
@@ -84,8 +84,6 @@ class HTTPCall(EncodedCall[Message, Request]):
     def _outcome(self, result: Result | None, missing: str, *, responds: bool) -> Outcome:
         """Return the outcome of a message; `missing` is the reason if it was not sent, unless it was too late."""
         origin = self._options.origin
-        if isinstance(result, Outcome):
-            return result
         if isinstance(result, Response):
             return outcome_of(result)
         if result is None:

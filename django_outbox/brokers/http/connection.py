@@ -18,7 +18,6 @@ from django_outbox.brokers.http.errors import (
 from django_outbox.brokers.http.network import Deadline, Network
 from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.parallel import send_in_parallel
-from django_outbox.messages import Outcome, rejected
 
 MAX_RESPONSE_BYTES = 65_536
 """Maximum number of bytes to read of a response's body; a connection with more to read is closed."""
@@ -29,8 +28,7 @@ KEEPALIVE_SECONDS = 60.0
 MAX_ASKED_WAIT = 300.0
 """Maximum number of seconds for which nothing is sent to a server because it asks for it."""
 
-Result = Response | FailedRequest | Outcome
-"""The result of a request: an outcome if HTTP could not carry it."""
+Result = Response | FailedRequest
 
 NO_RESPONSE = FailedRequest("no response in time", "http.timeout", sent=True)
 
@@ -137,8 +135,6 @@ class HTTPConnection:
                     raise
                 # The server may close an idle connection at any time. Receivers know a repeated message by its ID.
                 return self._exchange(request)
-        except (httpcore.UnsupportedProtocol, httpcore.LocalProtocolError) as error:
-            return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unencodable")
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, *BEFORE_SENDING) as error:
             return explain(error)
 

@@ -92,7 +92,9 @@ class NatsOptions:
             if any(server.user for server in self.nodes):
                 raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
             read_credentials(path)
-        require_subject("inbox_prefix", self.inbox_prefix, "_INBOX")
+        prefix: object = self.inbox_prefix
+        if not isinstance(prefix, str) or explain_invalid_subject(prefix):
+            raise ImproperlyConfigured(f"inbox_prefix is {prefix!r}; it must be a subject such as '_INBOX'.")
         self.tls = None if self.ssl is None else read_ssl(self.ssl)
         if self.tls is not None and not all(server.requires_tls for server in self.nodes):
             raise ImproperlyConfigured(
@@ -109,11 +111,6 @@ def require_name(option: str, value: object) -> None:
     """Require the name of a stream or a consumer."""
     if not isinstance(value, str) or not value or INVALID_NAME.search(value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
-
-
-def require_subject(option: str, value: object, example: str) -> None:
-    if not isinstance(value, str) or explain_invalid_subject(value):
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a subject such as {example!r}.")
 
 
 def explain_invalid_subject(subject: str) -> str:
