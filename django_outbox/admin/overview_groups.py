@@ -82,7 +82,7 @@ def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int
         WITHOUT_KEY, publisher=publisher, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
     ).order_by("available_at", "id")
     ids = list(unkeyed.values_list("id", flat=True)[:limit])
-    heads = list_retrying(using, publisher, limit)
+    heads = list_retrying(using, publisher, now, limit)
     waiting = messages.filter(attempts__gt=0, available_at__gt=now, available_at__lt=HELD_BY_PAUSE).order_by("id")
     columns: Any = waiting.values_list(*_Waiting._fields[:-1], ERROR_START)
     rows = [row for part in batches([*ids, *heads]) for row in columns.filter(pk__in=part)]

@@ -518,18 +518,21 @@ def read_heads(using: str, publisher: str) -> Heads:
     )
 
 
-def list_retrying(using: str, publisher: str, limit: int) -> list[int]:
+def list_retrying(using: str, publisher: str, now: datetime.datetime, limit: int) -> list[int]:
     """Return the ids of a publisher's heads that wait for another attempt, at most `limit`."""
-    heads, _ = _list_heads(using, publisher)
+    heads, _ = _list_heads(using, publisher, now)
     return list(islice(_find_retrying(using, heads), limit))
 
 
-def _list_heads(using: str, publisher: str) -> tuple[list[Head], bool]:
-    """Return the heads among the first undelivered messages of a publisher with a key, and whether these are all."""
+def _list_heads(using: str, publisher: str, now: datetime.datetime | None = None) -> tuple[list[Head], bool]:
+    """Return the heads among the first undelivered messages of a publisher with a key, and whether these are all.
+
+    By default, what is due is decided by a time that is read afterwards, so that a message that is enqueued in the
+    meantime counts as due.
+    """
     messages = _undelivered(OutboxMessage.objects.using(using).filter(publisher=publisher))
     entries = list(messages.values_list("partition", "id", "available_at")[:MAX_ENTRIES])
-    # Read afterwards, so that what was enqueued in the meantime counts as due.
-    now = read_clock(using)
+    now = now or read_clock(using)
     heads = []
     for _, group in groupby(entries, key=itemgetter(0)):
         members = [(id, available_at) for _, id, available_at in group]

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ LOG_PATIENCE = 60.0
 """Seconds after its start in which a relay may search the table instead of reading the log."""
 
 MAX_NAMES = 3
-"""Maximum number of relays that a sentence names."""
+"""Maximum number of relays, and of publishers, that a sentence names."""
 
 
 def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
@@ -81,6 +82,7 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
     """
     verdicts = [verdict for publisher in status.publishers for verdict in _judge_publisher(publisher, status, max_age)]
     verdicts += [verdict for stream in status.streams for verdict in _judge_stream(stream, status)]
+    verdicts += _judge_silence(status)
     verdicts += _judge_clock(status)
     verdicts += _judge_failures(status)
     verdicts += [verdict for consumer in status.consumers for verdict in _judge_consumer(consumer, status, max_age)]
@@ -168,7 +170,7 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
 
 
 def _judge_relays(publisher: PublisherStatus, status: Status) -> Iterator[Verdict]:
-    """Judge relays that do not do their part, although others may: if those are lost too, nothing is delivered."""
+    """Judge relays that cannot reach the broker although others can: if those are lost too, nothing is delivered."""
     cut_off = [each for each in _serving(publisher, status) if each.alive and publisher.alias in each.outages]
     if cut_off and not publisher.outage:
         text = _(
@@ -179,18 +181,38 @@ def _judge_relays(publisher: PublisherStatus, status: Status) -> Iterator[Verdic
         lasted, reason = duration(round(_seconds_since(outage.since, status))), outage.reason.rstrip(".")
         values = {"relays": Count(publisher.relays), "lasted": lasted, "reason": reason, **_named(cut_off)}
         yield _about(publisher, Level.WARNING, "partly_unavailable", text, **values)
-    silent = _silent(publisher, status)
-    if silent and (publisher.relays or not _does_not_deliver(publisher, status)):
+
+
+def _judge_silence(status: Status) -> Iterator[Verdict]:
+    """Judge relays that have missed two reports although others may deliver, once for all with the same publishers."""
+    silent: defaultdict[tuple[str, ...], list[RelayStatus]] = defaultdict(list)
+    judged = {
+        each.alias: each
+        for each in status.publishers
+        if each.configured and not each.paused and (each.relays or not _does_not_deliver(each, status))
+    }
+    for relay in status.relays:
+        if relay.silent:
+            silent[tuple(alias for alias in judged if alias in relay.publishers)].append(relay)
+    silent.pop((), None)
+    for aliases, relays in silent.items():
         text = ngettext_lazy(
-            "Publisher %(publisher)r: %(count)s of %(relays)s relays (%(names)s) has not reported for %(silence)s; "
-            "%(due)s due.",
-            "Publisher %(publisher)r: %(count)s of %(relays)s relays (%(names)s) have not reported for up to "
-            "%(silence)s; %(due)s due.",
+            "%(count)s of %(relays)s relays (%(names)s) has not reported for %(silence)s: %(due)s due for "
+            "%(publishers)s.",
+            "%(count)s of %(relays)s relays (%(names)s) have not reported for up to %(silence)s: %(due)s due for "
+            "%(publishers)s.",
             "number",
         )
-        silence = duration(round(max(each.seconds_since_seen for each in silent)))
-        values = {"relays": Count(publisher.relays + len(silent)), "silence": silence, **_named(silent)}
-        yield _about(publisher, Level.WARNING, "not_reporting", text, **values)
+        known = [each for each in status.relays if each.alive or each.silent]
+        values = {
+            "relays": Count(sum(any(alias in each.publishers for alias in aliases) for each in known)),
+            "silence": duration(round(max(each.seconds_since_seen for each in relays))),
+            "due": sum((judged[alias].due for alias in aliases), NONE),
+            "publishers": _list([repr(alias) for alias in aliases]),
+            **_named(relays),
+        }
+        publisher = aliases[0] if len(aliases) == 1 else ""
+        yield Verdict(Level.WARNING, "not_reporting", text, publisher, values=values)
 
 
 def _serving(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
@@ -212,7 +234,8 @@ def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
         patience = max(patience, 2 / publisher.rate_limit)
     were_there = publisher.processed_per_minute or _silent(publisher, status)
     are_gone = were_there and not (publisher.relays or publisher.drains)
-    return bool(publisher.due and are_gone) or _seconds_without_delivery(publisher, status) > patience
+    has_failed = publisher.last_drain_outage and not publisher.relays
+    return bool(publisher.due and (are_gone or has_failed)) or _seconds_without_delivery(publisher, status) > patience
 
 
 def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> float:
@@ -392,8 +415,11 @@ def _all_is_well(status: Status) -> Verdict:
 
 def _named(relays: Sequence[RelayStatus]) -> dict[str, Any]:
     """Return the values of a text about some relays: their number, and the names of the first."""
-    names = [relay.name for relay in relays[:MAX_NAMES]] + ["…"] * (len(relays) > MAX_NAMES)
-    return {"names": ", ".join(names), **_counted(Count(len(relays)))}
+    return {"names": _list([relay.name for relay in relays]), **_counted(Count(len(relays)))}
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MAX_NAMES], *["…"] * (len(names) > MAX_NAMES)])
 
 
 def _counted(count: Count) -> dict[str, Any]:

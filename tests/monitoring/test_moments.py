@@ -79,7 +79,7 @@ SENTENCES = {
     "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
     "not_delivering": rf"Not delivering for {PERIOD}: [\d,]+ due for 'default', no relay is running \(2 last seen "
     rf"{PERIOD} ago\)\.",
-    "not_reporting": rf"Publisher 'default': 1 of 2 relays \(\S+\) has not reported for {PERIOD}; [\d,]+ due\.",
+    "not_reporting": rf"1 of 2 relays \(\S+\) has not reported for {PERIOD}: [\d,]+ due for 'default'\.",
     "partly_unavailable": rf"Publisher 'cut' has been unavailable to 1 of 2 relays \(\S+\) for {PERIOD}(?: \(.+\))?: "
     r"[\d,]+ due\.",
     "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD}(?: \(.+\))?: [\d,]+ due\.",

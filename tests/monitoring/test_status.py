@@ -316,42 +316,31 @@ class TestTheLastMinute:
         assert figures(using).processed_per_minute == 35
 
 
-@pytest.mark.parametrize(
-    ("living", "due", "code", "sentence"),
-    [
-        (
-            0,
-            0,
-            "not_reporting",
-            r".* 2 of 2 relays \(a, b\) have not reported for up to 4\d s; 0 due\.",
-        ),
-        (
-            1,
-            0,
-            "not_reporting",
-            r".* 2 of 3 relays \(a, b\) have not reported for up to 4\d s; 0 due\.",
-        ),
-        (
-            1,
-            2,
-            "not_reporting",
-            r".* 2 of 3 relays \(a, b\) have not reported for up to 4\d s; 2 due\.",
-        ),
-        (0, 2, "not_delivering", r"Not delivering .*, no relay is running \(2 last seen 3\d s ago\)\."),
-    ],
-    ids=["no other, idle", "another, idle", "another, due", "no other, due"],
-)
-def test_relays_that_missed_two_reports_are_named(using: str, living: int, due: int, code: str, sentence: str):
-    now = read_clock(using)
-    delivered(using, 3)
+@pytest.mark.parametrize(("living", "due"), [(0, 0), (1, 2)], ids=["no other, idle", "another, due"])
+def test_relays_that_missed_two_reports_are_one_warning_that_names_them_and_their_publishers(
+    using: str, living: int, due: int
+):
     for number in range(living):
         report(using, 1, f"living-{number}")
     report(using, 37.2, "a")
     report(using, 40, "b")
-    change(using, put(due, using), available_at=now - datetime.timedelta(seconds=1))
+    put(due, using)
     verdict, *others = read_status(using).verdicts
-    assert (verdict.level, verdict.code, verdict.publisher) == (Level.WARNING, code, "default")
+    assert (verdict.level, verdict.code, verdict.publisher) == (Level.WARNING, "not_reporting", "")
+    sentence = (
+        rf"2 of {living + 2} relays \(a, b\) have not reported for up to [45]\d s: {due} due for 'default', 'audit'\."
+    )
     assert re.fullmatch(sentence, verdict.sentence)
+    assert others == []
+
+
+def test_relays_that_are_lost_are_in_the_verdict_that_nothing_is_delivered(using: str):
+    report(using, 37.2, "a")
+    report(using, 40, "b")
+    put(2, using)
+    verdict, *others = read_status(using).verdicts
+    assert (verdict.level, verdict.code, verdict.publisher) == (Level.WARNING, "not_delivering", "default")
+    assert re.search(r", no relay is running \(2 last seen [34]\d s ago\)\.", verdict.sentence)
     assert [(other.code, other.publisher) for other in others] == [("not_reporting", "audit")]
 
 
@@ -461,6 +450,17 @@ def test_a_drain_that_has_ended_is_no_relay_and_its_outage_is_over(using: str, m
     # The next one reaches the broker, and does not deliver all of them.
     reports.create(relay="b", publishers={"default": {"state": "closed"}}, seen_at=now, stopped_at=now, **common)
     assert "the last drain ended 0 s ago" in read_status(using).verdict.sentence
+
+
+def test_a_drain_that_failed_after_others_delivered_is_not_well():
+    moments_ago = NOW - datetime.timedelta(seconds=3)
+    publisher = PublisherStatus("default", due=Count(2), oldest_due=4.0, processed_per_minute=300, drains=2)
+    publisher = replace(publisher, delivered_at=NOW, last_drain=moments_ago, last_drain_outage="connection refused")
+    [verdict] = judge(Status("default", NOW, (publisher,)))
+    assert (verdict.level, verdict.code) == (Level.WARNING, "not_delivering")
+    assert verdict.sentence.endswith("the last drain, 3 s ago, failed (connection refused).")
+    [verdict] = judge(Status("default", NOW, (replace(publisher, last_drain_outage=""),)))
+    assert verdict.code == "delivering"
 
 
 def test_a_relay_that_has_just_begun_to_deliver_is_not_idle(using: str):
