@@ -110,9 +110,6 @@ MAX_FAILURES = 10_000
 TALLY_SECONDS = 60.0
 """Age up to which a tally is used: 100,000 messages take PostgreSQL 0.5 s and MariaDB 1.4 s on a busy machine."""
 
-MAX_WAITING = 1000
-"""Maximum number of messages that are counted behind a failed one."""
-
 MAX_GROUPED_LENGTH = 200
 """Maximum number of characters of an error that are read to group messages."""
 
@@ -169,13 +166,12 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The newest failed messages; `blocking_ids` is the newest one that blocks its key, by publisher and partition."""
+    """The newest failed messages by cause, and the numbers of all that failed or block their key, by publisher."""
 
     groups: tuple[FailureGroup, ...]
     complete: bool
     failed: Mapping[str, Count]
     blocking: Mapping[str, Count]
-    blocking_ids: Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +226,11 @@ def read_status(using: str) -> Status:
     publishers: list[PublisherStatus] = []
     streams: list[StreamStatus] = []
     blocked: list[BlockedKey] = []
-    not_all_heads: list[str] = []
     all_keys = True
     for alias in aliases:
         heads = read_heads(using, alias)
         blocked += heads.blocked_keys
         all_keys &= heads.complete and len(heads.blocked_keys) < MAX_BLOCKED
-        if not heads.complete:
-            not_all_heads.append(alias)
         streamed = read_stream(using, alias, positions)
         paused = [_describe_pause(pause, heads) for pause in pauses[alias]]
         figures = replace(
@@ -262,7 +255,6 @@ def read_status(using: str) -> Status:
                     is_read, kept = LogQueries(PostgreSQLStore(store.connection), alias).measure_reader()
                     stream = replace(stream, log_is_read=is_read, log_kept=kept)
                 streams.append(stream)
-    blocked += find_blocked_keys(using, failures, blocked, not_all_heads)
     blocked.sort(key=lambda key: (-key.waiting.number, key.id))
     result = Status(
         using=using,
@@ -716,10 +708,6 @@ def read_failures(using: str) -> Failures:
     for (publisher, *_), (number, of_them) in tally.items():
         failed[publisher] += number
         blocking[publisher] += of_them
-    blocking_ids: dict[tuple[str, int], int] = {}
-    for each in found:
-        if each.blocks_key:
-            blocking_ids.setdefault((each.publisher, each.partition), each.id)
     by_cause = _group_by_cause(found)
     errors = Counter((publisher, error_class, type) for publisher, error_class, type, _ in by_cause)
     groups = []
@@ -744,7 +732,7 @@ def read_failures(using: str) -> Failures:
     groups.sort(
         key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type, group.fingerprint)
     )
-    return Failures(tuple(groups), not more, failed, blocking, blocking_ids)
+    return Failures(tuple(groups), not more, failed, blocking)
 
 
 def _group_by_cause(failures: Sequence[Failure]) -> dict[tuple[str, str, str, str], list[Failure]]:
@@ -755,25 +743,3 @@ def _group_by_cause(failures: Sequence[Failure]) -> dict[tuple[str, str, str, st
     for (cause, name), each in zip(named, failures, strict=True):
         groups[(*cause, name if fingerprints[cause] <= MAX_FINGERPRINTS else "")].append(each)
     return groups
-
-
-def find_blocked_keys(
-    using: str, failures: Failures, known: Iterable[BlockedKey], publishers: Collection[str]
-) -> tuple[BlockedKey, ...]:
-    """Return the keys that failed messages block, without the `known` ones, of publishers with heads not read."""
-    messages = OutboxMessage.objects.using(using)
-    ids = {key.id for key in known}
-    further = [
-        (publisher, partition, id)
-        for (publisher, partition), id in failures.blocking_ids.items()
-        if publisher in publishers and id not in ids
-    ]
-    waiting: dict[int, Count] = {}
-    for publisher, partition, id in further[:MAX_BLOCKED]:
-        behind = messages.filter(publisher=publisher, partition=partition, blocks_key=True, processed_at=None)
-        number = (
-            behind.filter(pk__gt=id).values("pk").order_by("publisher", "partition", "id")[: MAX_WAITING + 1].count()
-        )
-        if number:
-            waiting[id] = Count(min(number, MAX_WAITING), number > MAX_WAITING)
-    return describe_blocked(messages.all(), waiting)

@@ -21,7 +21,6 @@ from django_outbox.monitoring import status
 from django_outbox.monitoring.figures import Count
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
-from tests.support.figures import reading
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT
@@ -68,13 +67,6 @@ def test_the_figures_are_those_of_the_database_and_the_relay(using_sqlite: str):
     assert re.fullmatch(r"oldest \d+(\.\d)? s", oldest)
 
 
-def test_each_of_several_publishers_has_the_workers(using_sqlite: str, settings: Any):
-    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
-    settings.OUTBOX = {"PUBLISHERS": {"default": memory, "audit": memory}}
-    with Relay(workers=2) as relay:
-        assert read(relay).served == "database default · publishers default, audit · 2 workers each"
-
-
 def test_the_oldest_message_names_its_publisher_and_a_limit_is_shown(using_sqlite: str, settings: Any):
     memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
     settings.OUTBOX = {"PUBLISHERS": {"default": {**memory, "RATE_LIMIT": 2.5}, "audit": memory}}
@@ -96,21 +88,6 @@ def test_messages_behind_a_failed_one_of_their_key_are_blocked_and_not_due(using
     assert figures.texts[:3] == ["due 0", "blocked 2", "0 msg/s"]
     [publisher] = status("default", max_cache_age=0).publishers
     assert (publisher.due, publisher.oldest_due, publisher.blocked) == (Count(0), None, Count(2))
-
-
-def test_nothing_due_has_no_age(using_sqlite: str):
-    put(1, available_at=timezone.now() + datetime.timedelta(hours=1))
-    with Relay() as relay:
-        figures = read(relay)
-    assert figures.texts[:2] == ["due 0", "0 msg/s"]
-
-
-def test_due_messages_are_counted_only_up_to_a_limit(using_sqlite: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "MAX_COUNT", 2)
-    put(4)
-    with Relay() as relay:
-        figures = read(relay)
-    assert figures.texts[0] == "due 2+"
 
 
 @pytest.mark.django_db

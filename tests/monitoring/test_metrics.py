@@ -65,16 +65,10 @@ def test_every_figure_of_a_publisher_is_a_gauge():
     assert {name: samples[name, "default", "default"] for name in OF_DEFAULT} == OF_DEFAULT
     assert samples["publisher_configured", "default", FORGOTTEN.alias] == 0
     assert samples["outage_seconds", "default", FORGOTTEN.alias] == 0
-
-
-@pytest.mark.usefixtures("troubled")
-def test_the_state_of_the_breaker_is_1_for_one_state():
-    samples = scrape(OutboxCollector())
     states = {
         labels[-1]: value for labels, value in samples.items() if labels[:3] == ("breaker_state", "default", "default")
     }
     assert states == {"closed": 0, "half-open": 1, "open": 0, "crashed": 0}
-    assert not any(value for labels, value in samples.items() if labels[:3] == ("breaker_state", "default", "old"))
 
 
 @pytest.mark.usefixtures("troubled")
