@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.test import override_settings
 
 from django_outbox.brokers import Publisher
@@ -19,7 +18,7 @@ from django_outbox.service.outages import Outage, Outages
 from django_outbox.service.state import ServiceLimits, ServiceState
 from django_outbox.stores import Failed
 from tests.conftest import ALIASES
-from tests.support.databases import end_other_sessions
+from tests.support.databases import end_other_sessions, read_only
 from tests.support.messages import Clock, put
 from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -108,22 +107,14 @@ def test_an_outage_is_repeated_at_intervals_while_it_lasts(using: str, log: Any,
 
 
 def test_two_workers_report_an_outage_of_the_database_together(log: Any):
-    with connections["postgresql"].cursor() as cursor:
-        cursor.execute("SELECT current_database()")
-        name = cursor.fetchone()[0]
     with running_relay(using="postgresql", poll_interval=0.02, workers=3, limits=QUICK) as relay:
         put(1, "postgresql")
         eventually(lambda: relay.tally.processed == 1)
-        with connections["postgresql"].cursor() as cursor:
-            cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')
-        end_other_sessions("postgresql")
-        try:
+        with read_only():
+            end_other_sessions("postgresql")
             eventually(lambda: [outage.subject for outage in relay.outages] == ["Database 'postgresql'"])
             eventually(lambda: "read-only" in relay.outages[0].reason)
-        finally:
-            with connections["postgresql"].cursor() as cursor:
-                cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
-            end_other_sessions("postgresql")
+        end_other_sessions("postgresql")
         eventually(lambda: relay.outages == [])
     assert lines(log, "Database 'postgresql' is unavailable: ")
     assert not lines(log, "Publisher 'default' is unavailable")

@@ -1,8 +1,6 @@
 """A relay's demands on its caller: no open transaction, a migrated database, few enough workers."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from django_outbox.exceptions import NotMigrated, OutboxError, TransactionForbid
 from django_outbox.models import RateLimit
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from tests.conftest import ALIASES
+from tests.support.databases import without_table
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 
@@ -66,56 +65,43 @@ class NoOutbox:
         return False if app_label == "django_outbox" else None
 
 
-@contextmanager
-def renamed(using: str, what: str, back: str) -> Iterator[None]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {what}")
-        try:
-            yield
-        finally:
-            cursor.execute(f"ALTER TABLE {back}")
-
-
 class TestMigrations:
     @pytest.mark.parametrize("method", METHODS)
     def test_a_missing_table_ends_a_relay_with_the_command_to_run(self, using: str, method: str):
-        there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
-        with renamed(using, there, back), Relay(using=using) as relay, pytest.raises(NotMigrated) as info:
+        with without_table(using, OutboxMessage), Relay(using=using) as relay, pytest.raises(NotMigrated) as info:
             getattr(relay, method)()
         assert str(info.value) == (
             f"The database {using!r} lacks the table '{TABLE}'. Run \"manage.py migrate --database={using}\"."
         )
 
     def test_enqueue_names_a_router_that_keeps_the_table_out(self, using: str, settings: Any):
-        there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
         settings.DATABASE_ROUTERS = [f"{__name__}.NoOutbox"]
         denied = pytest.raises(NotMigrated, match=r"does not allow the model django_outbox\.OutboxMessage there")
-        with renamed(using, there, back), denied:
+        with without_table(using, OutboxMessage), denied:
             put(using=using)
 
     def test_a_missing_column_ends_a_relay_with_the_command_to_run(self, using: str):
-        there, back = f"{TABLE} RENAME COLUMN error_class TO other", f"{TABLE} RENAME COLUMN other TO error_class"
         put(using=using)
         missing = pytest.raises(NotMigrated, match="lacks the column 'error_class' of the table")
-        with renamed(using, there, back), Relay(using=using, max_messages=1) as relay, missing:
-            relay.run()
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {TABLE} RENAME COLUMN error_class TO other")
+            try:
+                with Relay(using=using, max_messages=1) as relay, missing:
+                    relay.run()
+            finally:
+                cursor.execute(f"ALTER TABLE {TABLE} RENAME COLUMN other TO error_class")
 
     def test_a_missing_table_of_rate_limits_is_not_an_outage(self, using: str, settings: Any):
         table = RateLimit._meta.db_table
         settings.OUTBOX = {"PUBLISHERS": {"default": {**SCRIPTED, "RATE_LIMIT": 1000}}}
         put(using=using)
         missing = pytest.raises(NotMigrated, match=f"lacks the table '{table}'")
-        with (
-            renamed(using, f"{table} RENAME TO other", f"other RENAME TO {table}"),
-            Relay(using=using) as relay,
-            missing,
-        ):
+        with without_table(using, RateLimit), Relay(using=using) as relay, missing:
             relay.run()
 
     def test_the_command_fails_with_the_same_remedy(self, using: str, caplog: pytest.LogCaptureFixture):
-        there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
         remedy = pytest.raises(CommandError, match=f'Run "manage.py migrate --database={using}"')
-        with renamed(using, there, back), remedy as info:
+        with without_table(using, OutboxMessage), remedy as info:
             call_command("run_outbox", "--database", using)
         assert info.value.returncode == 1
         assert caplog.messages == [], "nothing else is tried before"

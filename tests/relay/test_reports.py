@@ -11,7 +11,6 @@ from threading import get_ident
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
@@ -24,6 +23,7 @@ from django_outbox.retry import Backoff
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import without_table
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import relays_in_threads, running_relay
@@ -181,18 +181,12 @@ def test_old_reports_and_counts_are_deleted(using: str):
 @pytest.mark.parametrize("using", LOCKING)
 def test_a_relay_that_may_not_report_delivers_and_logs_it_once(using: str, caplog: pytest.LogCaptureFixture):
     put(5, using)
-    table, hidden = Heartbeat._meta.db_table, "outbox_hidden"
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} RENAME TO {hidden}")
-    try:
-        with caplog.at_level(logging.WARNING, "django_outbox"), running_relay(using=using, limits=OFTEN):
-            eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
-            eventually(lambda: "report could not be written" in caplog.text)
-            put(5, using)
-            eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
-    finally:
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {hidden} RENAME TO {table}")
+    caplog.set_level(logging.WARNING, "django_outbox")
+    with without_table(using, Heartbeat), running_relay(using=using, limits=OFTEN):
+        eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
+        eventually(lambda: "report could not be written" in caplog.text)
+        put(5, using)
+        eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
     assert caplog.text.count("report could not be written; delivery goes on") == 1
 
 

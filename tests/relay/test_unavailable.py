@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
@@ -13,6 +13,7 @@ from django_outbox.relay import Relay
 from django_outbox.relay.limits import Limits
 from django_outbox.tasks import drain_outbox
 from tests.conftest import ALIASES
+from tests.support.databases import read_only
 from tests.support.messages import put
 from tests.support.proxies import Proxy
 from tests.support.publishers import PREPARING, SCRIPTED, Script
@@ -97,15 +98,9 @@ def test_the_task_fails_if_the_broker_swallows_everything(proxy: Proxy):
 def test_nothing_is_published_in_a_session_that_can_only_read(scripted: Script):
     """As on a standby, whose advisory locks are not those of the primary either."""
     put(3, "postgresql", keys=3)
-    name = connections["postgresql"].settings_dict["NAME"]
-    with connections["postgresql"].cursor() as cursor:
-        cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')
-    try:
-        with Relay(using="postgresql", limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="read-only"):
-            relay.drain()
-    finally:
-        with connections["postgresql"].cursor() as cursor:
-            cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    refused = pytest.raises(RelayUnavailable, match="read-only")
+    with read_only(), Relay(using="postgresql", limits=QUICK) as relay, refused:
+        relay.drain()
     assert scripted.batches == []
 
 

@@ -3,7 +3,7 @@
 import datetime
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from django_outbox.relay.limits import Limits
 from django_outbox.retry import Backoff
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import kill
 from tests.support.links import linked_by_sql
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script
@@ -32,16 +33,6 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 
 HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
 LEASED = {**HANDLERS, "OPTIONS": {"transaction": False}}
-
-
-def end_own_session(using: str) -> None:
-    """End the session of this thread, as a limit of the server or of a pooler does."""
-    session = connections[using].connection
-    with closing(connections[using].copy()) as other, other.cursor() as cursor:
-        if using == "postgresql":
-            cursor.execute("SELECT pg_terminate_backend(%s)", [session.info.backend_pid])
-        else:
-            cursor.execute(f"KILL {session.thread_id()}")
 
 
 def counted(scripted: Script) -> Counter[int]:
@@ -81,7 +72,7 @@ def test_a_session_that_ends_during_each_batch_is_a_state(
 
     def answer(message: Message) -> Outcome:
         with suppress(DatabaseError):
-            end_own_session(locking)
+            kill(locking)
         return ACCEPTED
 
     def finding() -> Any:
@@ -110,7 +101,7 @@ def test_a_server_that_restarts_once_costs_no_wait(locking: str, scripted: Scrip
     def answer(message: Message) -> Outcome:
         if ends:
             ends.pop()
-            end_own_session(locking)
+            kill(locking)
         return ACCEPTED
 
     scripted.answer = answer
@@ -123,7 +114,7 @@ def test_a_server_that_restarts_once_costs_no_wait(locking: str, scripted: Scrip
 
 def test_a_drain_does_not_publish_a_third_time(locking: str, scripted: Script):
     def answer(message: Message) -> Outcome:
-        end_own_session(locking)
+        kill(locking)
         return ACCEPTED
 
     scripted.answer = answer

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 
 from tests.support.waiting import eventually
@@ -112,6 +113,31 @@ def serialization_error(using: str, level: str) -> str:
         cursor.execute("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")
         found = cursor.fetchone()
     return "Record has changed since last read" if found and found[1] == "ON" else ""
+
+
+@contextmanager
+def without_table(using: str, model: type[Model]) -> Iterator[None]:
+    """Hide the table of a model, as if it had not been migrated."""
+    table = connections[using].ops.quote_name(model._meta.db_table)
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO outbox_hidden")
+        try:
+            yield
+        finally:
+            cursor.execute(f"ALTER TABLE outbox_hidden RENAME TO {table}")
+
+
+@contextmanager
+def read_only() -> Iterator[None]:
+    """Let new sessions of PostgreSQL only read, as on a standby."""
+    name = connections["postgresql"].settings_dict["NAME"]
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')
+    try:
+        yield
+    finally:
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
 
 
 def kill(using: str) -> None:
