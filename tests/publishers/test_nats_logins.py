@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -146,33 +147,25 @@ def test_a_certificate_that_is_not_trusted_is_an_error(
 
 def test_a_url_with_tls_never_connects_without_it(make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture):
     sent: list[bytes] = []
-    with FakeServer(b'INFO {"headers":true,"max_payload":1048576,"auth_required":true}\r\n', sent) as port:
+    with greeting_server(b'INFO {"headers":true,"max_payload":1048576,"auth_required":true}\r\n', sent) as port:
         error = make_jetstream(f"tls://outbox:s3cret@127.0.0.1:{port}").prepare()
     assert "the server offers no TLS: use nats:// in servers, or configure TLS on the server" in error
     assert b"".join(sent) == b""
 
 
-class FakeServer:
-    """A server that greets once, and keeps what it is sent."""
+@contextmanager
+def greeting_server(greeting: bytes, received: list[bytes]) -> Iterator[int]:
+    """Serve one connection, which is greeted, and keep what it sends. Yield the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-    def __init__(self, greeting: bytes, received: list[bytes]) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._greeting = greeting
-        self._received = received
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(greeting)
+                while data := connection.recv(65_536):
+                    received.append(data)
 
-    def _serve(self) -> None:
-        connection, _ = self._listening.accept()
-        with connection:
-            connection.sendall(self._greeting)
-            while data := connection.recv(65_536):
-                self._received.append(data)
-
-    def __enter__(self) -> int:
-        self._thread.start()
-        port: int = self._listening.getsockname()[1]
-        return port
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(60)
-        self._listening.close()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(60)

@@ -1,10 +1,8 @@
 """Sentinels and TLS, of servers that the tests start."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
 import redis
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
@@ -16,19 +14,15 @@ from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
-    """A master with a replica."""
+def test_a_publisher_follows_the_master_that_the_sentinels_name(tmp_path: Path):
     fast = ("--repl-diskless-sync-delay", "0")
-    with RedisServer(tmp_path, *fast) as master, RedisServer(tmp_path, *fast) as replica:
+    with (
+        RedisServer(tmp_path, *fast) as master,
+        RedisServer(tmp_path, *fast) as replica,
+        RedisServer(tmp_path, "--sentinel", "--sentinel", "resolve-hostnames", "no") as sentinel,
+    ):
         replica.client.replicaof("127.0.0.1", master.port)
         eventually(lambda: master.client.wait(1, 100) == 1, "the replica is connected")
-        yield master, replica
-
-
-def test_a_publisher_follows_the_master_that_the_sentinels_name(pair, tmp_path):
-    master, replica = pair
-    with RedisServer(tmp_path, "--sentinel", "--sentinel", "resolve-hostnames", "no") as sentinel:
         sentinel.client.execute_command("SENTINEL", "MONITOR", "mymaster", "127.0.0.1", str(master.port), "1")
         find_replicas = partial(sentinel.client.execute_command, "SENTINEL", "REPLICAS", "mymaster")
         eventually(find_replicas, "the sentinel knows the replica")
