@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-import django
 import pytest
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -15,17 +14,26 @@ from django.core.management import call_command
 from django.test import TestCase, modify_settings
 from django.utils import timezone
 
+from django_outbox.db.fields import uuid7
 from django_outbox.models import OutboxMessage
 from django_outbox.retention import purge as purge_module
 from django_outbox.retention.discarding import discard
 from django_outbox.retention.purge import purge
+from django_outbox.testing import drain
 from tests.conftest import ALIASES
 from tests.support.project_files import ROOT
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.django_tasks_fixtures"]
+pytest.importorskip("django.tasks", reason="django.tasks is part of Django 6.0 and newer")
 
-needs_tasks = pytest.mark.skipif(django.VERSION < (6, 0), reason="django.tasks is part of Django 6.0 and newer")
+from django.tasks import TaskResultStatus
+from django.tasks.checks import check_tasks
+from django.tasks.signals import task_finished
+
+from django_outbox.contrib.django_tasks.models import TaskRecord
+from tests.support.django_tasks import add, note
+
+pytest_plugins = ["tests.support.django_tasks_fixtures"]
 
 Configure = Callable[..., None]
 
@@ -39,18 +47,7 @@ def run(code: str) -> str:
 
 def found() -> list[CheckMessage]:
     """Return what `manage.py check` finds in TASKS."""
-    from django.tasks.checks import check_tasks  # noqa: PLC0415 - needs Django 6.0
-
     return [*check_tasks()]
-
-
-def test_an_older_django_is_refused_by_name():
-    output = run("""
-        import django
-        django.VERSION = (5, 2, 0, "final", 0)
-        import django_outbox.contrib.django_tasks
-    """)
-    assert "ImportError: django_outbox.contrib.django_tasks needs Django 6.0 or newer" in output
 
 
 STARTING = """
@@ -82,18 +79,15 @@ DEFINE_TASK = """
 """
 
 
-@needs_tasks
 def test_the_handler_is_registered_when_the_app_starts_if_the_backend_is_used():
     assert "[('django.task',)]" in run(STARTING % (True, ""))
     assert "\n[]\n" in run(STARTING % (False, ""))
 
 
-@needs_tasks
 def test_a_task_can_be_defined_before_the_apps_are_ready():
     assert "[('django.task',)]" in run(STARTING % (True, DEFINE_TASK.strip()))
 
 
-@needs_tasks
 @pytest.mark.parametrize(
     ("options", "check", "text"),
     [
@@ -109,8 +103,6 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
 def test_a_mistake_in_the_options_is_a_check_and_an_error_of_enqueue(
     configure: Configure, options: dict[str, Any], check: str, text: str
 ):
-    from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
-
     configure(options)
     (problem,) = found()
     assert (problem.id, bool(problem.hint)) == (f"django_outbox.{check}", True)
@@ -120,10 +112,7 @@ def test_a_mistake_in_the_options_is_a_check_and_an_error_of_enqueue(
     assert text in str(refused.value)
 
 
-@needs_tasks
 def test_e060_the_app_is_not_installed(configure: Configure):
-    from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
-
     configure({})
     with modify_settings(INSTALLED_APPS={"remove": "django_outbox.contrib.django_tasks"}):
         (problem,) = found()
@@ -132,20 +121,15 @@ def test_e060_the_app_is_not_installed(configure: Configure):
             note.enqueue()
 
 
-@needs_tasks
 def test_options_that_are_right_give_no_message(configure: Configure):
     configure({"database": "postgresql", "publisher": "mail", "result_retention": None})
     assert found() == []
 
 
-@needs_tasks
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
 class TestRetention:
     def store(self, using: str, **ages: float | None) -> None:
         """Store a record for each name, which was finished that many days ago; None for one that is not finished."""
-        from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
-        from django_outbox.db.fields import uuid7  # noqa: PLC0415
-
         now = timezone.now()
         for name, days in ages.items():
             finished = None if days is None else now - datetime.timedelta(days)
@@ -160,14 +144,11 @@ class TestRetention:
             )
 
     def names(self, using: str) -> list[str]:
-        from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
-
         return [*TaskRecord.objects.using(using).order_by("path").values_list("path", flat=True)]
 
     def test_a_purge_deletes_old_results_of_its_backend_in_batches(
         self, configure: Configure, using: str, monkeypatch: pytest.MonkeyPatch
     ):
-
         monkeypatch.setattr("django_outbox.retention.purge.PURGE_BATCH_SIZE", 2)
         configure({"database": using, "result_retention": datetime.timedelta(days=3)})
         self.store(using, a=4, b=5, c=6, d=7, e=3.5, other=9, young=2, unfinished=None)
@@ -175,9 +156,6 @@ class TestRetention:
         assert self.names(using) == ["other", "unfinished", "young"]
 
     def test_a_purge_deletes_old_results_whose_message_was_discarded(self, configure: Configure, using: str):
-        from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
-        from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
-
         configure({"database": using, "result_retention": datetime.timedelta(days=3)})
         discarded, waiting, young = (note.enqueue() for _ in range(3))
         messages = OutboxMessage.objects.using(using)
@@ -209,33 +187,26 @@ class TestRetention:
             eventually(lambda: not self.names(using))
 
 
-if django.VERSION >= (6, 0):
-    from django.tasks import TaskResultStatus
-    from django.tasks.signals import task_finished
+@pytest.mark.usefixtures("configured")
+class UsersTests(TestCase):
+    """A user's test case."""
 
-    from django_outbox.testing import drain
+    def test_a_task_runs_within_the_tests_transaction(self) -> None:
+        finished: list[Any] = []
 
-    @pytest.mark.usefixtures("configured")
-    class UsersTests(TestCase):
-        """A user's test case."""
+        def receive(*, task_result: Any, **_: Any) -> None:
+            finished.append(task_result.id)
 
-        def test_a_task_runs_within_the_tests_transaction(self) -> None:
-            from tests.support.django_tasks import add  # noqa: PLC0415
+        task_finished.connect(receive)
+        result = add.enqueue(1, 2)
+        with self.captureOnCommitCallbacks(execute=True):
+            drain()
+        task_finished.disconnect(receive)
+        result.refresh()
+        assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
+        assert finished == [result.id]
 
-            finished: list[Any] = []
 
-            def receive(*, task_result: Any, **_: Any) -> None:
-                finished.append(task_result.id)
-
-            task_finished.connect(receive)
-            result = add.enqueue(1, 2)
-            with self.captureOnCommitCallbacks(execute=True):
-                drain()
-            task_finished.disconnect(receive)
-            result.refresh()
-            assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
-            assert finished == [result.id]
-
-    @pytest.fixture
-    def configured(configure: Configure) -> None:
-        configure({})
+@pytest.fixture
+def configured(configure: Configure) -> None:
+    configure({})

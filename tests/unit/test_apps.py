@@ -44,3 +44,9 @@ def test_an_import_that_fails_names_the_module_and_the_remedy(tmp_path: Path):
 def test_a_project_names_the_modules(tmp_path: Path):
     ended = set_up(tmp_path, "shop.outbox.OutboxConfig")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "imported\n", "")
+
+
+def test_an_older_django_is_refused_by_name():
+    code = "import django; django.VERSION = (5, 2, 0, 'final', 0); import django_outbox.contrib.django_tasks"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "ImportError: django_outbox.contrib.django_tasks needs Django 6.0 or newer" in ended.stderr
