@@ -169,11 +169,12 @@ def in_words_of_mariadb(node: dict[str, Any]) -> dict[str, Any]:
     elif kind.startswith(("zero_rows", "rows_fetched_before_execution")):
         return node | {"message": node["operation"]}
     elif "table_name" in node:
+        is_unique = str(node["operation"]).startswith("Single-row")
         return node | {
             "table_name": node.get("alias", node["table_name"]),
             "key": node.get("index_name"),
             "used_key_parts": node.get("key_columns"),
-            "access_type": ACCESS.get(str(node.get("index_access_type")), "ALL"),
+            "access_type": "eq_ref" if is_unique else ACCESS.get(str(node.get("index_access_type")), "ALL"),
             "r_rows": node["actual_rows"],
             "r_filtered": node.get("r_filtered", 100),
             "using_index": node.get("covering"),
