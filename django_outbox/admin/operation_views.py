@@ -15,13 +15,11 @@ from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.editing import EditForm
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
-    NOT_TYPED,
     OPERATIONS,
     Operation,
     apply,
     describe_confirmation,
     find_targets,
-    is_typed,
     outcome,
     read_ids,
     read_reason,
@@ -76,9 +74,6 @@ class OperationsAdmin(ReadOnly):
         except ValueError as error:
             raise BadRequest("ids") from error
         if "confirmed" not in request.POST:
-            return self._confirm(request, operation, ids) or back
-        if not is_typed(operation, len(ids), request.POST):
-            self.message_user(request, NOT_TYPED, messages.ERROR)
             return self._confirm(request, operation, ids) or back
         reason, by = read_reason(request.POST), request.user.get_username()
         try:

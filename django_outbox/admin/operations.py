@@ -38,11 +38,6 @@ MAX_REASON_LENGTH = 500
 
 MAX_SUBJECT_LENGTH = 200
 
-MAX_DISCARDED_UNTYPED = 1000
-"""Maximum number of messages that are discarded without typing their number."""
-
-NOT_TYPED = _("Type the number of messages to discard them. Nothing was changed.")
-
 MAX_GROUPS = 20
 """Maximum number of groups that a confirmation shows."""
 
@@ -217,7 +212,6 @@ def describe_confirmation(operation: Operation, targets: Sequence[Target], *, mo
         "not_shown": len(groups) - MAX_GROUPS,
         "effects": [f"{with_count(text, count)} {effect}" for text, count, effect in effects if count and effect],
         "button": with_count(operation.button, Count(len(targets), more)),
-        "type_number": number_to_type(operation, len(targets)),
         "max_length": MAX_REASON_LENGTH,
     }
 
@@ -264,17 +258,6 @@ def with_count(text: Any, count: int | Count) -> str:
     """Return the singular or plural of a text, with the count in it."""
     value = count if isinstance(count, Count) else Count(count)
     return str(text % {"number": value.number + value.more, "count": value})
-
-
-def number_to_type(operation: Operation, count: int) -> str:
-    """Return the number that the operator has to type before so many messages are deleted; blank if none."""
-    return number(count) if operation is DISCARD and count > MAX_DISCARDED_UNTYPED else ""
-
-
-def is_typed(operation: Operation, count: int, form: Mapping[str, Any]) -> bool:
-    """Return whether the operator has typed the number of messages, if that is required."""
-    typed = "".join(filter(str.isdecimal, form.get("number", "")))
-    return not number_to_type(operation, count) or typed == str(count)
 
 
 def log(user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject: str = "") -> int:

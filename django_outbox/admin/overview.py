@@ -22,11 +22,9 @@ from django_outbox.admin.operations import (
     DELIVER_AGAIN,
     DISCARD,
     MAX_REASON_LENGTH,
-    NOT_TYPED,
     REQUEUE,
     Operation,
     describe_confirmation,
-    is_typed,
     log,
     outcome,
     read_reason,
@@ -194,9 +192,6 @@ class OverviewAdmin(ReadOnly):
             text = _("Stopped. %(result)s") % {"result": with_count(operation.done, progress.done)}
             return self._back(request, text, messages.WARNING)
         if progress.reason is None:
-            if not is_typed(operation, progress.expected, request.POST):
-                self.message_user(request, NOT_TYPED, messages.ERROR)
-                return self._confirm(request, operation, group)
             progress = replace(progress, reason=read_reason(request.POST))
         by = request.user.get_username()
         try:

@@ -294,20 +294,6 @@ class TestGroups:
         assert str(notice).startswith("0 messages were discarded. 3 messages were left alone")
         assert not LogEntry.objects.exists()
 
-    def test_discarding_many_messages_asks_for_their_number(
-        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr(operations, "MAX_DISCARDED_UNTYPED", 2)
-        put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
-        assert 'id="outbox-number"' not in text(admin_client.get(address("requeue", **CAUSE)))
-        url = address("discard", **CAUSE)
-        assert "Type 3 to confirm:" in text(admin_client.get(url))
-        for typed in ("", "2"):
-            assert "Nothing was changed." in text(confirm(admin_client, url, number=typed))
-        assert OutboxMessage.objects.failed().count() == 3
-        assert confirm(admin_client, url, number="3").status_code == 302
-        assert not OutboxMessage.objects.exists()
-
     def test_a_group_that_is_gone_changes_nothing(self, admin_client: Client):
         assert admin_client.get(address("discard", **CAUSE)).status_code == 302
         assert admin_client.post(address("discard", **CAUSE)).status_code == 302
