@@ -67,11 +67,6 @@ class TestStates:
         second = put(Status.PENDING, using=using, age=20)
         assert listed(admin_client.get(CHANGELIST, {"state": "pending"})) == [*first, *second, *third]
 
-    def test_lists_processed_messages_with_the_newest_first(self, using: str, admin_client: Client):
-        put(Status.FAILED, using=using)
-        ids = put(Status.PROCESSED, 3, using=using, age=60)
-        assert listed(admin_client.get(CHANGELIST, {"state": "processed"})) == ids[::-1]
-
     def test_lists_all_messages_with_the_last_enqueued_first(self, using: str, admin_client: Client):
         ids = [*put(Status.FAILED, using=using), *put(Status.PENDING, using=using), *put(Status.PROCESSED, using=using)]
         assert listed(admin_client.get(CHANGELIST, {"state": "all"})) == ids[::-1]

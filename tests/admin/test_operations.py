@@ -17,11 +17,14 @@ from django.utils import timezone
 from django_outbox.admin import operations as admin_operations
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin.tools import CHANGELIST, client_with, listed, put, statuses, text, url
+from tests.support.admin.tools import CHANGELIST, client_with, put, statuses, text, url
 from tests.support.archives import FAILING, FailingStorage, archived, archives, archiving
 from tests.support.routers import ROUTERS
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+
+PERMISSIONS = {"requeue", "discard", "hold", "cancel", "edit", "pause", "add", "change", "delete"}
 
 
 def act(client: Client, operation: str, ids: list[int], query: str = "", **fields: Any) -> Any:
@@ -267,39 +270,27 @@ class TestDetailPage:
 
 
 class TestPermissions:
-    def test_delivering_again_requires_the_permission_to_requeue(self):
-        (id,) = put(Status.PROCESSED)
-        assert client_with("view", "discard").post(url("deliver_again"), {"ids": id}).status_code == 403
-        client = client_with("view", "requeue")
-        confirm(client, client.post(url("deliver_again"), {"ids": id}))
-        assert statuses() == {id: Status.PENDING}
+    @pytest.mark.parametrize("operation", admin_operations.OPERATIONS, ids=lambda operation: operation.name)
+    def test_each_operation_requires_its_own_permission(self, operation: admin_operations.Operation):
+        (id,) = put(operation.state, age=-3600)
+        own = operation.permission.removeprefix("django_outbox.").removesuffix("_outboxmessage")
+        query, name = f"?state={operation.state}", operation.name
 
-    @pytest.mark.parametrize(("mine", "other"), [("requeue", "discard"), ("discard", "requeue")])
-    def test_each_operation_requires_its_own_permission(self, mine: str, other: str):
-        client = client_with("view", mine)
-        (id,) = put(Status.FAILED)
-        page = client.get(CHANGELIST)
-        assert f'<option value="{mine}">' in text(page)
-        assert f'<option value="{other}">' not in text(page)
-        detail = text(client.get(url("change", id)))
-        assert f'formaction="{url(mine)}"' in detail
-        assert f'formaction="{url(other)}"' not in detail
-        assert client.post(url(other), {"ids": id}).status_code == 403
-        assert client.post(url(other), {"ids": id, "confirmed": "yes"}).status_code == 403
-        assert act(client, other, [id]).status_code == 302, "the form does not offer it"
-        assert statuses() == {id: Status.FAILED}
-        confirm(client, act(client, mine, [id]))
-        assert statuses() != {id: Status.FAILED}
+        other = client_with("view", *sorted(PERMISSIONS - {own}))
+        assert f'<option value="{name}">' not in text(other.get(CHANGELIST + query))
+        assert f'formaction="{url(name)}"' not in text(other.get(url("change", id)))
+        for fields in ({}, {"confirmed": "yes"}):
+            assert other.post(url(name), {"ids": id, **fields}).status_code == 403
+        assert "outbox-preview" not in text(act(other, name, [id], query)), "the form does not offer it"
+        act(other, "delete_selected", [id], query, post="yes")
+        assert statuses() == {id: operation.state}
+        assert not LogEntry.objects.exists()
 
-    @pytest.mark.parametrize("permissions", [("view",), ("view", "change", "delete", "add")])
-    def test_other_permissions_are_not_enough(self, permissions: tuple[str, ...]):
-        client = client_with(*permissions)
-        (id,) = put(Status.FAILED)
-        assert listed(client.get(CHANGELIST)) == [id]
-        for operation in ("requeue", "discard"):
-            assert client.post(url(operation), {"ids": id, "confirmed": "yes"}).status_code == 403
-        act(client, "delete_selected", [id], post="yes")
-        assert statuses() == {id: Status.FAILED}
+        client = client_with("view", own)
+        assert f'<option value="{name}">' in text(client.get(CHANGELIST + query))
+        assert f'formaction="{url(name)}"' in text(client.get(url("change", id)))
+        confirm(client, act(client, name, [id], query))
+        assert LogEntry.objects.count() == 1
 
     def test_an_anonymous_user_is_redirected_to_the_login(self, client: Client):
         (id,) = put(Status.FAILED)

@@ -134,12 +134,6 @@ def test_a_page_of_the_list_reads_an_index_up_to_its_bound(
     assert asked
 
 
-@pytest.mark.parametrize("state", Status)
-def test_the_page_of_a_message_reads_an_index_up_to_its_bound(using: str, admin_client: Client, state: Status):
-    message = OutboxMessage.objects.using(using).with_status(state)[0]
-    assert examine(using, lambda: admin_client.get(url("change", message.pk))) == 1
-
-
 @pytest.mark.parametrize("query", ["", "?type=order.paid", "?state=all"])
 def test_the_confirmation_for_all_listed_messages_reads_an_index_up_to_its_bound(
     using: str, admin_client: Client, query: str

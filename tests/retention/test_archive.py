@@ -8,7 +8,6 @@ import re
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -245,31 +244,21 @@ def test_a_storage_that_does_not_answer_is_given_up(
 # Other sessions
 
 
-@contextmanager
-def in_another_session(work: Any) -> Iterator[None]:
-    """Do some work in another thread, to its end."""
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for a lock"
-    yield
-
-
 def before_the_file(monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
     """Do some work in another session, once, when the rows are read and the file is to be written."""
     store = ArchiveStorage.store
-    done: list[bool] = []
+    threads: list[threading.Thread] = []
+
+    def run() -> None:
+        work()
+        connections.close_all()
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not done:
-            done.append(True)
-
-            def run() -> None:
-                work()
-                connections.close_all()
-
-            with in_another_session(run):
-                pass
+        if not threads:
+            threads.append(threading.Thread(target=run))
+            threads[0].start()
+            threads[0].join(60)
+            assert not threads[0].is_alive(), "it waits for a lock"
         return store(self, *args, **kwargs)
 
     monkeypatch.setattr(ArchiveStorage, "store", wrapped)
