@@ -16,7 +16,7 @@ def outbox(db: None) -> "Iterator[Outbox]":
     Handlers and events that the test defines are forgotten at its end.
     """
     # pytest loads plugins before Django's apps.
-    from django_outbox.testing import Outbox, isolated_events, isolated_handlers, memory_publishers  # noqa: PLC0415
+    from django_outbox.testing.outbox import isolated_outbox  # noqa: PLC0415
 
-    with memory_publishers(), isolated_handlers(), isolated_events():
-        yield Outbox()
+    with isolated_outbox() as outbox:
+        yield outbox

@@ -16,7 +16,7 @@ from typing import Any
 
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.draining import Drained, DrainFailure, memory_publishers
-from django_outbox.testing.outbox import Outbox, OutboxTestMixin, isolated_events, isolated_handlers
+from django_outbox.testing.outbox import Outbox, OutboxTestMixin
 
 __all__ = [
     "DrainFailure",
@@ -26,8 +26,6 @@ __all__ = [
     "assert_enqueued",
     "assert_not_enqueued",
     "drain",
-    "isolated_events",
-    "isolated_handlers",
     "memory_publishers",
 ]
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -201,6 +201,13 @@ def _describe(type_or_event: str | type, where: Mapping[str, Any] | None, fields
     return f"of the type {type_of(type_or_event)!r}" + (f" with {', '.join(values)}" if values else "")
 
 
+@contextmanager
+def isolated_outbox() -> Iterator[Outbox]:
+    """Yield the outbox of a test, with publishers in memory; forget the test's handlers and events at the end."""
+    with memory_publishers(), handlers.isolated(), events.isolated():
+        yield Outbox()
+
+
 if TYPE_CHECKING:
     from unittest import TestCase as Base
 else:
@@ -217,23 +224,7 @@ class OutboxTestMixin(Base):
     outbox: Outbox
 
     def setUp(self) -> None:
-        stack = ExitStack()
-        self.addCleanup(stack.close)
-        for each in (memory_publishers(), isolated_handlers(), isolated_events()):
-            stack.enter_context(each)
-        self.outbox = Outbox()
+        context = isolated_outbox()
+        self.outbox = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
         super().setUp()
-
-
-@contextmanager
-def isolated_handlers() -> Iterator[None]:
-    """Forget the handlers that the block registers, at its end. The handlers of the project stay."""
-    with handlers.isolated():
-        yield
-
-
-@contextmanager
-def isolated_events() -> Iterator[None]:
-    """Forget the events that the block registers, at its end. The events of the project stay."""
-    with events.isolated():
-        yield

@@ -21,8 +21,9 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.registry import make_publisher
 from django_outbox.celery import OutboxCelery
 from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
 from django_outbox.relay import Relay
-from django_outbox.testing import Outbox, OutboxTestMixin, isolated_handlers, memory_publishers
+from django_outbox.testing import Outbox, OutboxTestMixin, memory_publishers
 from tests.support.celery import app as celery_app
 from tests.support.celery.tools import PUBLISHERS
 from tests.support.effects import HANDLERS
@@ -191,7 +192,7 @@ def test_no_way_to_deliver_reaches_a_broker(way: str, broker: Broker, monkeypatc
     project = real(broker.port)
     with override_settings(OUTBOX=project):
         earlier = Relay()
-    with memory_publishers(), isolated_handlers(), override_settings(OUTBOX=project):
+    with memory_publishers(), registry.isolated(), override_settings(OUTBOX=project):
 
         @handler("order.refused")
         def refuse(payload: Any, message: Any) -> None:

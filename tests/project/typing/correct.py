@@ -39,7 +39,7 @@ from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from django_outbox.retry import RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
-from django_outbox.testing import Drained, Outbox, isolated_events, isolated_handlers
+from django_outbox.testing import Drained, Outbox
 
 
 def place_order(id: int, message_id: uuid.UUID) -> None:
@@ -233,10 +233,9 @@ async def place_orders() -> int:
 
 
 def check_outbox(outbox: Outbox) -> None:
-    with isolated_handlers(), isolated_events():
-        message: OutboxMessage = outbox.assert_called(place_in_thread, "A-1", total=7)
-        drained: Drained = outbox.drain(delayed=True)
-        assert message.pk in {each.id for each in drained.processed}
+    message: OutboxMessage = outbox.assert_called(place_in_thread, "A-1", total=7)
+    drained: Drained = outbox.drain(delayed=True)
+    assert message.pk in {each.id for each in drained.processed}
 
 
 def receive_all(bodies: Sequence[bytes]) -> list[str]:
