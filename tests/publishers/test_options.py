@@ -118,6 +118,7 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (redis, {"url": f"{REDIS}?protocol=3"}, "url has parameters"),
     (redis, {"url": [REDIS, REDIS]}, "url must be a URL like"),
     (redis, {"sentinels": "redis://localhost"}, "without a port"),
+    (redis, {"url": "redis://m", "sentinels": ["redis://a", "rediss://b"]}, "differ only in host and port"),
     (redis, {"max_length": 0}, "max_length is 0"),
     (redis, {"ssl": {}}, "must begin with rediss://"),
     (sns, {"topic_arn": None}, "topic_arn is None"),

@@ -1,6 +1,5 @@
 """The options of both ends: validate them, and read the files that they name."""
 
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,10 +84,6 @@ class NatsOptions:
         if not isinstance(path, str):
             raise ImproperlyConfigured("credentials must be the path of a .creds file.")
         if path:
-            if importlib.util.find_spec("nkeys") is None:
-                raise ImproperlyConfigured(
-                    "credentials needs the package nkeys: pip install django-transactional-outbox[nats]."
-                )
             if any(server.user for server in self.nodes):
                 raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
             read_credentials(path)
