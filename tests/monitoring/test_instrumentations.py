@@ -1,6 +1,5 @@
 """OpenTelemetry's own instrumentations next to the outbox, activated by `opentelemetry-instrument`."""
 
-import contextvars
 import json
 import logging
 import os
@@ -18,12 +17,9 @@ from django.db import connections, transaction
 from django.test import override_settings
 from opentelemetry import trace
 from opentelemetry.instrumentation import auto_instrumentation
-from opentelemetry.instrumentation.boto3sqs import Boto3SQSInstrumentor
-from opentelemetry.instrumentation.botocore import BotocoreInstrumentor
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.instrumentation.logging import LoggingInstrumentor
 from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
-from opentelemetry.instrumentation.urllib3 import URLLib3Instrumentor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_outbox import enqueue
@@ -32,9 +28,6 @@ from django_outbox.relay import Relay
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.kafka import KafkaSource
 from tests.inbox.sources.rabbitmq import RabbitMQSource
-from tests.inbox.sources.redis import RedisSource
-from tests.publishers.subjects.base import unique_name
-from tests.support.aws.server import CREDENTIALS, REGION, client, endpoint_url
 from tests.support.celery.tools import MakeApp, worker
 from tests.support.instrumented import RUN, USING
 from tests.support.waiting import eventually
@@ -52,7 +45,6 @@ RABBITMQ = {
     "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
     "OPTIONS": {"url": settings.AMQP_URL, "exchange": ""},
 }
-REDIS = {"BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher", "OPTIONS": {"url": settings.REDIS_URL}}
 
 
 def kafka(source: Source) -> dict[str, Any]:
@@ -65,7 +57,6 @@ def kafka(source: Source) -> dict[str, Any]:
     ("make_source", "publisher"),
     [
         pytest.param(partial(RabbitMQSource, "quorum"), lambda _: RABBITMQ, id="rabbitmq"),
-        pytest.param(RedisSource, lambda _: REDIS, id="redis"),
         pytest.param(KafkaSource, kafka, id="kafka"),
     ],
 )
@@ -150,27 +141,6 @@ def test_a_task_runs_in_the_trace_of_its_call(
 
 RUN_SPAN = re.compile(r'"name": "run/tests.note".*?"trace_id": "0x(\w+)".*?"parent_id": "0x(\w+)"', re.DOTALL)
 """A span as the console exporter prints it."""
-
-
-@pytest.mark.slow
-def test_messages_to_sqs_keep_their_trace(
-    instrument: Callable[..., None], spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-):
-    queue = client("sqs").create_queue(QueueName=unique_name())["QueueUrl"]
-    options = {"queue_url": queue, "endpoint_url": endpoint_url(), "region": REGION}
-    sqs = {"BACKEND": "django_outbox.brokers.aws.SQSPublisher", "OPTIONS": options}
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name.upper(), value)
-    for instrumentor in (BotocoreInstrumentor(), Boto3SQSInstrumentor(), URLLib3Instrumentor()):
-        instrument(instrumentor)
-    enqueue_and_deliver(sqs)
-    found = span_names(spans)
-    # The instrumentation leaves the span of a message that was read the current one.
-    receive = partial(client("sqs").receive_message, QueueUrl=queue, MessageAttributeNames=["All"])
-    (received,) = contextvars.copy_context().run(lambda: [*receive()["Messages"]])
-    assert found == ["create order.created", f"publish {queue}", "request"]
-    (created,) = [span for span in spans.get_finished_spans() if span.name == "create order.created"]
-    assert f"{created.context.span_id:016x}" in received["MessageAttributes"]["traceparent"]["StringValue"]
 
 
 def test_a_relay_writes_its_log_if_its_only_handler_exports_it(
