@@ -1,14 +1,17 @@
 """Messages of streams and their sources, and relays that deliver them."""
 
+import datetime
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from django_outbox.brokers import Publisher
 from django_outbox.conf import get_settings
+from django_outbox.models import Heartbeat
 from django_outbox.relay import Limits, Relay
 from django_outbox.relay.batch import DeliveryResult, Phases
 from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, StreamFirst, StreamReader, TableSource
+from django_outbox.stores.clock import read_clock
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
 PG = "postgresql"
@@ -63,3 +66,20 @@ def assert_delivered_once_in_order(scripted: Script, ids: Iterable[int]) -> None
     for key in {message.key for message in published}:
         of_key = [message.id for message in published if message.key == key]
         assert of_key == sorted(of_key)
+
+
+def report_relays(using: str, *names: str, **age: float) -> None:
+    """Write the reports of relays that have run for a time, an argument of `timedelta`."""
+    now = read_clock(using)
+    for name in names:
+        Heartbeat.objects.using(using).create(
+            relay=name,
+            host="web",
+            pid=9,
+            version="",
+            mode="run",
+            workers=1,
+            publishers={"default": {"state": "closed"}},
+            started_at=now - datetime.timedelta(**age),
+            seen_at=now,
+        )

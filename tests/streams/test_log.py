@@ -1,7 +1,6 @@
 """Messages with SOURCE "log" are delivered as PostgreSQL's log brings them."""
 
 import dataclasses
-import datetime
 import json
 import threading
 import time
@@ -27,13 +26,12 @@ from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import Unsettled
 from django_outbox.relay.sources.log import Feed
-from django_outbox.stores.clock import read_clock
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from django_outbox.stores.stream import StoredPosition, Stream
 from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
-from tests.streams.sources import assert_delivered_once_in_order, deliver, insert, new_log_source
+from tests.streams.sources import assert_delivered_once_in_order, deliver, insert, new_log_source, report_relays
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
@@ -236,17 +234,6 @@ def test_a_message_that_follows_and_is_not_accepted_repeats_no_other(
     worker.deliver_until(lambda: sorted(scripted.published()) == sorted(expected))
 
 
-def test_messages_that_follow_together_and_are_not_accepted_stay_in_the_stream(
-    arrivals: Arrivals, worker: Worker, new_worker: Callable[..., Worker], scripted: Script
-):
-    arrivals.events = [lambda: [arrivals.put(), arrivals.put()]]
-    arrivals.outcomes = [ACCEPTED, unanswered("silence"), unanswered("silence")]
-    first = arrivals.put()
-    assert worker.deliver() == 1
-    worker.source.close()
-    new_worker().deliver_until(lambda: scripted.published() == [first, *[first + 1, first + 2] * 2])
-
-
 def test_a_message_that_follows_does_not_overtake_one_of_its_key_that_waits(
     arrivals: Arrivals, worker: Worker, scripted: Script
 ):
@@ -343,10 +330,8 @@ def test_a_session_that_loses_its_statements_goes_on(reset: str, worker: Worker,
     assert worker.log.follows
 
 
-@pytest.mark.parametrize("from_log", [True, False], ids=["log", "table"])
-def test_a_message_is_the_same_wherever_it_comes_from(from_log: bool, worker: Worker, scripted: Script):
-    if from_log:
-        worker.follow()
+def test_a_message_from_the_log_is_the_same_as_from_the_table(worker: Worker, scripted: Script):
+    worker.follow()
     payload = {"text": "żółw 🐢", "number": 1.5, "large": 2**60, "null": None}
     headers = {"trace": "ä", "n": 1}
     with transaction.atomic(using=LOG):
@@ -354,7 +339,7 @@ def test_a_message_is_the_same_wherever_it_comes_from(from_log: bool, worker: Wo
     message.refresh_from_db()
     worker.deliver_until(lambda: bool(scripted.batches))
     (found,) = scripted.batches[0]
-    assert worker.log.follows == from_log
+    assert worker.log.follows
     assert found == Message(
         message.pk,
         str(message.message_id),
@@ -881,27 +866,11 @@ def find_codes() -> set[str]:
     return {finding.code for finding in read_status(LOG).verdicts}
 
 
-def report_old_relay(using: str = LOG) -> Heartbeat:
-    """Write the report of a relay that has run for an hour."""
-    now = read_clock(using)
-    return Heartbeat.objects.using(using).create(
-        relay="web-1:9:abcdef",
-        host="web",
-        pid=9,
-        version="",
-        mode="run",
-        workers=1,
-        publishers={"default": {"state": "closed"}},
-        started_at=now - datetime.timedelta(hours=1),
-        seen_at=now,
-    )
-
-
 @pytest.fixture
 def old_relay() -> Iterator[None]:
-    report = report_old_relay()
+    report_relays(LOG, "web-1:9:abcdef", hours=1)
     yield
-    report.delete()
+    Heartbeat.objects.using(LOG).all().delete()
 
 
 @pytest.mark.usefixtures("old_relay")

@@ -19,8 +19,7 @@ from django_outbox.relay import Relay
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.wal_setup import LogSetup
 from tests.streams.conftest import publish
-from tests.streams.sources import STREAMED
-from tests.streams.test_log import report_old_relay
+from tests.streams.sources import STREAMED, report_relays
 from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
 from tests.support.ports import free_port
@@ -132,7 +131,7 @@ def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(ne
     standby.start()
     with pytest.raises(CommandError, match=r"is a standby\. Use the primary server\."):
         publish(standby.alias)
-    report_old_relay(primary.alias)
+    report_relays(primary.alias, "web-1:9:abcdef", hours=1)
     written = primary.fetch("SELECT pg_current_wal_lsn()::text")
     eventually(lambda: standby.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
     with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "log"}}}):

@@ -18,11 +18,10 @@ from django_outbox.models import Heartbeat, StreamPosition
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
-from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES
-from tests.streams.sources import PG, STREAMED, deliver, new_source
+from tests.streams.sources import PG, STREAMED, deliver, new_source, report_relays
 from tests.support import databases
 from tests.support.databases import statements
 from tests.support.messages import put
@@ -35,22 +34,6 @@ OUTBOX = STREAMED
 STANDBY = "web-2:9:abcdef"
 
 
-def report(*names: str) -> None:
-    now = read_clock(PG)
-    for name in names:
-        Heartbeat.objects.using(PG).create(
-            relay=name,
-            host="web",
-            pid=9,
-            version="",
-            mode="run",
-            workers=1,
-            publishers={"default": {"state": "closed"}},
-            started_at=now,
-            seen_at=now,
-        )
-
-
 @pytest.fixture
 def open_transaction() -> Iterator[OpenTransaction]:
     """A transaction that has written something and stays open."""
@@ -61,7 +44,7 @@ def open_transaction() -> Iterator[OpenTransaction]:
 
 
 def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
-    report(name_process(), STANDBY)
+    report_relays(PG, name_process(), STANDBY)
     (stream,) = read_status(PG).streams
     assert (stream.relay, stream.owned, set(stream.standbys)) == ("", False, {STANDBY, name_process()})
     put(3, PG)
@@ -116,7 +99,7 @@ def test_a_stream_costs_the_status_five_statements_more():
 def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     open_transaction: OpenTransaction, monkeypatch: pytest.MonkeyPatch
 ):
-    report(name_process(), STANDBY)
+    report_relays(PG, name_process(), STANDBY)
     put(3, PG)
     deliver(new_source(PG))
     put(2, PG)

@@ -12,7 +12,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
@@ -205,26 +205,6 @@ def test_messages_of_a_paused_type_are_held_and_come_when_it_is_resumed():
     put(3, PG)
     assert drain() == 0
     resume("default", "t", using=PG)
-    assert drain() == 3
-
-
-def test_a_relay_takes_over_when_the_session_of_another_one_ends():
-    ids = put(3, PG)
-    first, second = (new_source(PG) for _ in range(2))
-    with first.claim(2) as claim:
-        assert [message.id for message in claim.messages] == ids[:2]
-    other = connections.create_connection(PG)
-    try:
-        with second.claim(2) as claim:
-            assert [message.id for message in claim.messages] == ids[:2]
-    finally:
-        other.close()
-
-
-def test_many_messages_are_streamed_by_one_insert():
-    with transaction.atomic(using=PG):
-        enqueue_many([OutboxMessage(type="t", payload=n) for n in range(3)], using=PG)
-    assert {row["available_at"] for row in rows(PG).values()} == {None}
     assert drain() == 3
 
 
