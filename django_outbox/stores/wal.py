@@ -63,10 +63,10 @@ FIND_TABLE = "SELECT '{table}'::regclass::oid::bigint, current_database()"
 # It has no columns if it lacks some of the rows that are inserted into the table.
 FIND_PUBLICATION = f"""
 SELECT ({PUBLISHED}), quote_ident(pg_get_userbyid(pubowner)), pg_has_role(pubowner, 'usage'),
-    NOT (pubupdate OR pubdelete OR pubtruncate) AND tables = 1, coalesce(columns, '{{}}')
+    coalesce(columns, '{{}}')
 FROM pg_publication publication
 CROSS JOIN LATERAL (
-    SELECT count(*) AS tables, max(attnames::text[]) FILTER (
+    SELECT max(attnames::text[]) FILTER (
         WHERE pubinsert AND rowfilter IS NULL AND pg_class.oid = '{{table}}'::regclass
     ) AS columns
     FROM pg_publication_tables published
@@ -84,25 +84,18 @@ class Publication(NamedTuple):
     Attributes:
         owner: the quoted name of the role that owns it.
         is_owned: whether the role of the session may drop it.
-        is_narrow: whether it has no other tables and operations than it must have.
         columns: the columns of the table of messages in it; none if it does not have all rows.
     """
 
     identity: str = ""
     owner: str = ""
     is_owned: bool = True
-    is_narrow: bool = False
     columns: Sequence[str] = ()
 
     @property
     def missing(self) -> Set[str]:
         """The columns that it lacks: all if there is none."""
         return {*COLUMNS} - {*self.columns}
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it has what it must have, and nothing else."""
-        return self.is_narrow and {*COLUMNS} == {*self.columns}
 
 
 def find_publication(store: PostgreSQLStore) -> Publication:

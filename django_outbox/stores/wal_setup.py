@@ -112,10 +112,10 @@ class LogSetup:
     def list_statements(self) -> list[str]:
         """Return the SQL that sets the publication up; none if nothing is to be done.
 
-        A publication that has more than relays need, or less, is replaced. Those that read the log notice that.
+        A publication that has less than relays need is replaced. Those that read the log notice that.
         """
         publication = find_publication(self._store)
-        if publication.is_exact:
+        if not publication.missing:
             return []
         ((table, *_),) = self._store.fetch(TABLE)
         columns = ", ".join(COLUMNS)

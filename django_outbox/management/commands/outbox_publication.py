@@ -45,17 +45,13 @@ class Command(OutboxCommand):
         setup = LogSetup(_get_store(using), role)
         if unfit := setup.find_unfit():
             raise CommandError(_describe(using, unfit))
-        found = [*setup.find_obstacles()]
         # The publication itself is what this command sets up.
-        obstacles = [each for each in found if each.check != "W056"]
+        obstacles = [each for each in setup.find_obstacles() if each.check != "W056"]
         statements = setup.list_statements()
         if only_sql:
             self._print_sql(using, statements, obstacles)
             return
         refusals = [*setup.find_refusals()] if statements else []
-        if refusals and obstacles == found:
-            # It has more than relays need, and they can read it.
-            statements, refusals = [], []
         for obstacle in [*refusals, *obstacles]:
             self.stderr.write(one_line(_describe(using, obstacle)))
         if refusals:
