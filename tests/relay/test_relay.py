@@ -1,5 +1,6 @@
 """The relay: claim, publish, settle; waiting; stopping; outages of the broker and of the database."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from django_outbox import OutboxMessage, enqueue_many
+from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.brokers import Publisher
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
@@ -212,3 +213,15 @@ def test_each_phase_is_signalled_with_its_count_and_time():
     assert [(each["phase"], each["count"], each["publisher"], each["seconds"] >= 0) for each in found] == [
         (phase, 4, "default", True) for phase in ("claim", "publish", "settle")
     ]
+
+
+def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFixture, scripted: Script):
+    caplog.set_level(logging.DEBUG, "django_outbox")
+    with transaction.atomic():
+        message = enqueue("t", {"secret": "hunter2"})
+    scripted.answer = lambda message: rejected("unroutable")
+    with Relay() as relay:
+        relay.drain()
+    assert f"1 message failed (id {message.id})" in caplog.text
+    assert "unroutable" in caplog.text
+    assert "hunter2" not in caplog.text
