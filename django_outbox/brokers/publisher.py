@@ -78,7 +78,7 @@ class Publisher(abc.ABC):
         """Connect unless already connected. Return the reason if that fails, and otherwise an empty string.
 
         The relay calls this before it claims messages, so that no database transaction waits for a connection to the
-        broker, and so does `run_outbox --check`. It must publish nothing, and return within a bounded time.
+        broker. `run_outbox --check` calls it as well. It must publish nothing, and return within a bounded time.
         """
         return ""
 

@@ -1,7 +1,7 @@
 """The figures for Prometheus, which are gauges. Needs `prometheus_client`.
 
-The figures of the database are no counters: the relays' counts there are deleted after a day and begin at 0 with each
-relay, so their sums are not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states,
+The figures are not counters: the relays' counts in the database are deleted after a day and begin at 0 with each relay,
+so their sums are not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states,
 never a relay, a type or a key.
 """
 

@@ -120,7 +120,7 @@ ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 """The part of an error that its fingerprint is made from."""
 
 Tally = dict[tuple[str, str, str], tuple[Count, Count]]
-"""How many messages failed, and how many of them block their key, by publisher, error class and type."""
+"""The numbers of failed messages and of those that block their key, by publisher, error class and type."""
 
 _tallies: dict[tuple[str, ...], tuple[float, Tally]] = {}
 
@@ -543,7 +543,7 @@ def _find_retrying(using: str, heads: Iterable[Head]) -> Iterator[int]:
 
 def _undelivered(messages: OutboxMessageQuerySet) -> OutboxMessageQuerySet:
     """Return the undelivered messages with a key, in the order of the index of the partitions."""
-    # SQLite finds the index by one of both conditions: its condition is spelled by the release that made it.
+    # SQLite finds the index by one of these conditions: which one depends on the release of Django that created it.
     messages = messages.filter(WITH_KEY, blocks_key=True).order_by("publisher", "partition", "id")
     if connections[messages.db].features.supports_partial_indexes:
         return messages

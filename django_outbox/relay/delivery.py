@@ -134,7 +134,7 @@ class Delivery:
 def make_deliverer(
     publisher: Publisher, phases: Phases, state: RelayState
 ) -> BrokerDeliverer | TransactionalDeliverer | LeasedDeliverer:
-    """Return what delivers the batches of a publisher: through a broker, or with writes to the database."""
+    """Return the deliverer of a publisher: to a broker, or to handlers, in the transaction of the claim or outside."""
     if not isinstance(publisher, HandlersPublisher):
         return BrokerDeliverer(phases)
     if publisher.in_transaction:

@@ -71,7 +71,7 @@ class LogSetup:
         return None
 
     def find_obstacles(self) -> Iterator[Obstacle]:
-        """Find what prevents that publishers are fed from the log."""
+        """Find what prevents relays from reading the log."""
         if unfit := self.find_unfit():
             yield unfit
             return

@@ -129,7 +129,7 @@ def without_table(using: str, model: type[Model]) -> Iterator[None]:
 
 @contextmanager
 def read_only() -> Iterator[None]:
-    """Let new sessions of PostgreSQL only read, as on a standby."""
+    """Make new sessions of PostgreSQL read-only, as on a standby."""
     name = connections["postgresql"].settings_dict["NAME"]
     with connections["postgresql"].cursor() as cursor:
         cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')

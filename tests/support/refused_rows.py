@@ -59,7 +59,7 @@ def refusing(using: str, condition: str, body: str = "", *, event: str = "UPDATE
 
 @contextmanager
 def restricted(using: str, changes: str = "USING (true) WITH CHECK (payload <> '2'::jsonb)") -> Iterator[None]:
-    """A role for new connections, with all rights, and a policy that lets it change other messages only."""
+    """A role for new connections, with all rights, and a policy by which it can change other messages only."""
     role = f"outbox_{uuid.uuid4().hex[:8]}"
     options = connections[using].settings_dict["OPTIONS"]
     run_sql(

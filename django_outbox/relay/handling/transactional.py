@@ -44,7 +44,7 @@ LOCK_INTERVAL = 0.05
 
 
 class TransactionalDeliverer:
-    """Delivers batches of a publisher that writes in the transaction of the claim.
+    """Delivers batches to handlers, in the transaction of the claim.
 
     If that transaction is lost, nothing of the batch has happened. Where it is known which message was in hand, that
     message is settled in another transaction: its attempt is counted, so that it cannot stop the others forever. If
