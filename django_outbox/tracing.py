@@ -1,4 +1,4 @@
-"""What messages have to do with each other: the headers of who and what caused them, and hooks for tracing libraries.
+"""Relations between messages: the headers of who and what caused them, and hooks for tracing libraries.
 
 These add headers to new messages, and learn how messages were published.
 No tracing library is imported here. Without one, each batch costs two function calls, and each call of `enqueue` three.
@@ -104,7 +104,7 @@ class Tracer:
 
 _tracers: list[Tracer] = []
 _waiting: dict[str, Callable[[], Tracer] | None] = {}
-"""What makes the tracer of a library, by one of its modules; None after that module was imported."""
+"""Functions that make the tracer of a library, by one of its modules; None after that module was imported."""
 _lock = threading.Lock()
 
 

@@ -58,7 +58,7 @@ def _escaping(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Shows its model, and lets nobody add, change or delete it."""
+    """Shows its model; nothing can be added, changed or deleted."""
 
     @property
     def urls(self) -> list[URLPattern]:

@@ -62,7 +62,7 @@ BY_COMMAND = {
     "outbox_pause": gettext_lazy("Paused."),
     "outbox_resume": gettext_lazy("Resumed."),
 }
-"""What commands have done, in words, by the beginning of the call; the first one counts."""
+"""The results of commands, in words, by the beginning of the call; the first one counts."""
 
 SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""

@@ -71,7 +71,7 @@ class Incoming(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class StoringOptions:
-    """How received messages are identified and stored. `Consumer` describes the options."""
+    """Options by which received messages are identified and stored. `Consumer` describes them."""
 
     alias: str = field(kw_only=False)
     publisher: str = "handlers"

@@ -197,7 +197,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         """
         values = {"available_at": HELD_BY_OPERATOR}
         with self._changing():
-            # Held in the table, a message is released in its place: its transaction says which ones come first.
+            # Held in the table, a message is released in its place: its transaction decides which ones come first.
             held = self.waiting_in_streams(lock=True).update(**values, blocks_key=HAS_KEY)
             return held + self.pending().exclude(available_at__gte=HELD_BY_OPERATOR).update(**values)
 

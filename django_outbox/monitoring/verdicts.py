@@ -1,4 +1,4 @@
-"""Judge the figures of an outbox: what is wrong, how urgent it is, and the sentence that says so."""
+"""Judge the figures of an outbox: what is wrong, how urgent it is, and a sentence for each finding."""
 
 import datetime
 import math

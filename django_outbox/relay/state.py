@@ -227,7 +227,7 @@ class Refusals:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are so many that the database probably refuses the others, too."""
+        """Whether their number suggests that the database refuses the others, too."""
         return len(self.ids) >= MANY_REFUSED
 
 

@@ -114,7 +114,7 @@ class Store(ClaimQueries):
 
     @property
     def dialect(self) -> Dialect:
-        """What the database stores unchanged."""
+        """The values that the database stores unchanged."""
         return Dialect(self.connection)
 
     # For relays.

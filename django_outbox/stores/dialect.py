@@ -1,4 +1,4 @@
-"""What each database stores unchanged, and facts about a connection that the system checks report."""
+"""The values that each database stores unchanged, and facts about a connection that the system checks report."""
 
 import uuid
 

@@ -70,7 +70,7 @@ Backend = tuple[int, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What to claim of a publisher's messages, and for how long.
+    """A request to claim some of a publisher's messages for a time.
 
     Args:
         cursor: the position to begin at; it is advanced.

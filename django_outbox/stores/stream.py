@@ -1,6 +1,6 @@
 """The stream of a publisher on PostgreSQL: messages that are delivered by moving one position, without an UPDATE each.
 
-A streamed message has no time of its own: no `available_at`, `processed_at` or `failed_at`. It has the number of the
+A streamed message has no time: no `available_at`, `processed_at` or `failed_at`. It has the number of the
 transaction that wrote it. The position is a snapshot: what is visible now and was not visible in it is new. This is the
 idea of PgQ: its batches lie between two snapshots (https://wiki.postgresql.org/wiki/PGQ_Tutorial). A message that is
 committed late is new whenever that is, so nothing is looked for twice and nothing is missed.

@@ -205,7 +205,7 @@ class Timeline:
             (self._ready if partition in owned else self._busy)[partition] = None
 
     def note_read(self, read: Iterable[int], served: Collection[int]) -> None:
-        """Look up partitions later that were read in vain, because other transactions have locked their messages.
+        """Look up partitions later if other transactions have locked their messages, so that nothing was read.
 
         Args:
             served: the partitions with messages in the batch.

@@ -1,4 +1,4 @@
-"""What a database must have so that relays can read its log."""
+"""The requirements of a database for relays that read its log."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What the templates of the admin need: ages, names that break after dots, and addresses of the overview."""
+"""Helpers for the templates of the admin: ages, names that break after dots, and addresses of the overview."""
 
 import datetime
 from typing import Any

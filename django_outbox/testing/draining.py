@@ -15,7 +15,7 @@ from django_outbox.utils.text import counted
 def memory_publishers() -> Iterator[None]:
     """Replace each publisher by a `MemoryPublisher`, except publishers that call handlers.
 
-    This holds in all threads, whatever `OUTBOX` says, and for publishers that were made earlier.
+    This holds in all threads, whatever is in `OUTBOX`, and for publishers that were made earlier.
     `django_outbox.brokers.memory.published` is empty at the beginning.
     """
     memory.published.clear()

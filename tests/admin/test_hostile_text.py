@@ -1,4 +1,4 @@
-"""Pages show what strangers chose without characters that hide, or that reorder what is beside them."""
+"""Pages show what strangers chose without characters that hide, or that reorder what is next to them."""
 
 import re
 from html import unescape

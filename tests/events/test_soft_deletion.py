@@ -1,4 +1,4 @@
-"""`RecordsEvents` beside base classes whose `save()` and `delete()` take arguments of their own."""
+"""`RecordsEvents` with other base classes, of which `save()` and `delete()` take further arguments."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Several handlers of one type: each gets a message of its own, with retries and an order of its own."""
+"""Several handlers of one type: each gets a separate message, with separate retries and order."""
 
 import json
 import random

@@ -88,7 +88,7 @@ def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):
     assert [rows[n].attempts for n in range(5)] == [1, 1, 1, 0, 1]
     assert [rows[n].error for n in range(5)] == ["", "unroutable", "queue full", "", ""]
     due = OutboxMessage.objects.using(using).due()
-    assert [message.payload for message in due] == [3], "only the one that nobody answered for is due again at once"
+    assert [message.payload for message in due] == [3], "only the unanswered one is due again at once"
 
 
 def test_the_first_error_is_kept_and_the_last_one_replaced(using: str, scripted: Script):

@@ -179,7 +179,7 @@ REFUSING = {
 
 @pytest.fixture
 def full_pipe() -> Iterator[int]:
-    """A pipe into which nothing more can be written, and which nobody reads."""
+    """A full pipe that is not read."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):

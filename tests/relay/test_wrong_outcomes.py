@@ -31,7 +31,7 @@ def failed_among_others() -> OutboxMessage:
     """The first message of the bad publisher that fails while others come in, which are all delivered."""
 
     def look() -> OutboxMessage | None:
-        # A message that raises, and has no other beside it, meets an outage.
+        # A message that raises, and is alone in its batch, meets an outage.
         put(1, publisher="bad", first=1)
         return OutboxMessage.objects.failed().filter(publisher="bad").first()
 

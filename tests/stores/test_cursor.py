@@ -130,7 +130,7 @@ class TestLateMessages:
             with transaction.atomic(using=using):
                 enqueue("t", "early", using=using)
             late = connections[other]
-            # The relay publishes in a thread of its own.
+            # The relay publishes in another thread.
             late.inc_thread_sharing()
 
             def answer(message: Any) -> Any:

@@ -39,7 +39,7 @@ class ConnectionState:
             self.reason = self.explain(error)
 
     def call(self, work: Callable[[float], object], seconds: float) -> None:
-        """Do what lets the client call its callbacks, and note a fatal error."""
+        """Call a function in which the client calls its callbacks, and note a fatal error."""
         try:
             work(seconds)
         except KafkaException as error:
