@@ -126,7 +126,7 @@ _tallies: dict[tuple[str, ...], tuple[float, Tally]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadFigures:
     """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not.
 
     Args:
@@ -274,7 +274,7 @@ def read_status(using: str) -> Status:
     return replace(result, verdicts=judge(result))
 
 
-def _describe_pause(pause: Pause, heads: Heads) -> PausedType:
+def _describe_pause(pause: Pause, heads: HeadFigures) -> PausedType:
     return PausedType(
         pause.type,
         pause.reason,
@@ -484,7 +484,7 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
     )
 
 
-def read_heads(using: str, publisher: str) -> Heads:
+def read_heads(using: str, publisher: str) -> HeadFigures:
     """Read the figures of a publisher's heads."""
     heads, complete = _list_heads(using, publisher)
     due_at = [head.available_at for head in heads if head.is_due and head.available_at]
@@ -498,7 +498,7 @@ def read_heads(using: str, publisher: str) -> Heads:
         for id, type in messages.filter(pk__in=ids).values_list("pk", "type"):
             behind_paused[type] += paused[id]
     more = not complete
-    return Heads(
+    return HeadFigures(
         complete=complete,
         retrying=Count(len(retrying), more),
         waiting=Count(sum(head.due for head in heads if not head.is_due), more),
@@ -582,7 +582,9 @@ def find_streams(store: Store) -> dict[str, StreamPosition]:
     }
 
 
-def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, streamed: Waiting) -> PublisherStatus:
+def read_queue(
+    using: str, publisher: str, now: datetime.datetime, heads: HeadFigures, streamed: Waiting
+) -> PublisherStatus:
     """Read the figures of a publisher's pending messages; those of its stream that are not delivered are due, too."""
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
     messages = messages.order_by("publisher", "blocks_key", "available_at", "id")

@@ -188,16 +188,28 @@ def test_a_line_that_is_no_message_is_refused(line: bytes):
         decode(line)
 
 
-def test_a_line_is_json_that_other_programs_read(using: str):
-    processed(using, 1, payload=PAYLOADS["like the format"], headers={"a": PAYLOADS["text"]}, key="ключ")
+def archived_line(using: str, **fields: Any) -> dict[str, Any]:
+    """Archive a message with these fields, and return its line."""
+    processed(using, 1, **fields)
     purge(using=using)
     (manifest,) = [found.manifest for found in archives(using)]
     assert manifest is not None
     (line,) = storage_of(using).read_lines(manifest)
-    read = json.loads(line)
+    read: dict[str, Any] = json.loads(line)
+    return read
+
+
+def test_a_line_is_json_that_other_programs_read(using: str):
+    read = archived_line(using, payload=PAYLOADS["like the format"], headers={"a": PAYLOADS["text"]}, key="ключ")
     assert (json.loads(read["payload"]), json.loads(read["headers"]), read["key"]) == (
         PAYLOADS["like the format"],
         {"a": PAYLOADS["text"]},
         "ключ",
     )
     assert datetime.datetime.fromisoformat(read["occurred_at"]).tzinfo is not None
+
+
+def test_a_line_whose_json_is_not_in_a_string_is_refused(using: str):
+    read = archived_line(using)
+    with pytest.raises(InvalidLine, match="it is not a message"):
+        decode(json.dumps({**read, "headers": {"a": 1}}).encode())

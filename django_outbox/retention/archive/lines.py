@@ -87,6 +87,8 @@ def decode(line: bytes) -> ArchivedMessage:
         for name in TIMES:
             if values[name] is not None:
                 values[name] = datetime.datetime.fromisoformat(values[name])
+        if not all(isinstance(values[name], str | None) for name in JSON):
+            raise TypeError
         return ArchivedMessage(**values)
     except Exception as error:
         raise InvalidLine(f"it is not a message ({type(error).__name__})") from None
