@@ -15,7 +15,7 @@ from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.filters import PublisherFilter, TimeFilter, TypedFilter, Wanted
+from django_outbox.admin.filters import PublisherFilter, TypedFilter, Wanted
 from django_outbox.admin.listing import (
     ALL,
     KEYED_LIMIT,
@@ -162,12 +162,8 @@ class MessageList(ChangeList):
         if self.query:
             self.ids, self.looked_through_all = find(self.root_queryset, self.query)
             return self._by_id(self.ids)
-        filters = (PublisherFilter, TypedFilter, TimeFilter)
-        specs = [spec for spec in self.filter_specs if isinstance(spec, filters)]
+        specs = [spec for spec in self.filter_specs if isinstance(spec, PublisherFilter | TypedFilter)]
         self.wanted = [wanted for spec in specs if (wanted := spec.wanted())]
-        for spec in specs:
-            if isinstance(spec, TimeFilter) and spec.by_index:
-                queryset = spec.within(self.root_queryset).order_by(*ORDER[self.state])
         fields = [wanted.field for wanted in self.wanted]
         if self.state == Status.PENDING:
             due = self.due
@@ -207,11 +203,6 @@ class MessageList(ChangeList):
         return self.root_queryset.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")
 
     @property
-    def is_filtered(self) -> bool:
-        """Whether the list shows only some messages of its state."""
-        return bool(self.wanted) or any(spec.active for spec in self.filter_specs if isinstance(spec, TimeFilter))
-
-    @property
     def count_text(self) -> str:
         count = number_format(self.result_count, force_grouping=True)
         return f"{count}+" if self._more else count
@@ -246,7 +237,7 @@ class MessageList(ChangeList):
     def empty_text(self) -> str:
         if self.query:
             return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
-        if self.is_filtered or not self.looked_through_all:
+        if self.wanted or not self.looked_through_all:
             return _("No message matches the filters.")
         return {
             Status.FAILED.value: _("There are no failed messages."),

@@ -1,7 +1,6 @@
 """The filters of the admin's list. None of them reads the whole table to offer its choices."""
 
 import abc
-import datetime
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -10,23 +9,20 @@ from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db import connections
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.listing import (
-    ALL,
     PARAMETER,
     PUBLISHER_PARAMETER,
     STATES,
     STREAMED,
-    TIME_OF,
     in_state,
     pending_publisher,
     state_of,
 )
 from django_outbox.conf import get_settings
-from django_outbox.models import EARLIEST, LATEST, OutboxMessage, Status, StreamPosition
+from django_outbox.models import OutboxMessage, Status, StreamPosition
 from django_outbox.monitoring.status import ERROR_START
 from django_outbox.stores import get_store
 from django_outbox.utils.text import fingerprint, wildcard
@@ -113,27 +109,8 @@ class PublisherFilter(ChoiceFilter):
         return Wanted("publisher", lambda publisher: publisher == chosen) if chosen else None
 
 
-class FieldFilter(admin.ListFilter):
-    """A filter by parameters that it reads itself. `MessageList` filters the list."""
-
-    parameters: tuple[str, ...]
-
-    def has_output(self) -> bool:
-        return True
-
-    def expected_parameters(self) -> list[str | None]:
-        return [*self.parameters]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> None:
-        return None
-
-    @abc.abstractmethod
-    def wanted(self) -> Wanted | None:
-        """Return the condition by which `MessageList` filters, if there is one."""
-
-
-class TypedFilter(FieldFilter):
-    """A text box: choices for all existing values would read the whole table."""
+class TypedFilter(admin.ListFilter):
+    """A text box: choices for all existing values would read the whole table. `MessageList` filters the list."""
 
     parameter_name: str
     any_value: Any
@@ -144,11 +121,24 @@ class TypedFilter(FieldFilter):
     def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
         super().__init__(request, params, *args)
         self.value: str = params.pop(self.parameter_name, [""])[-1].strip()
-        self.parameters = (self.parameter_name,)
+
+    def has_output(self) -> bool:
+        return True
+
+    def expected_parameters(self) -> list[str | None]:
+        return [self.parameter_name]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> None:
+        return None
+
+    @abc.abstractmethod
+    def wanted(self) -> Wanted | None:
+        """Return the condition by which `MessageList` filters, if there is one."""
 
     def choices(self, changelist: Any) -> Iterator[Any]:
+        kept = {name for name in changelist.filter_params if name not in (self.parameter_name, SEARCH_VAR)}
         yield {
-            "hidden": hidden_fields(changelist, self.parameter_name),
+            "hidden": [(name, changelist.filter_params[name][-1]) for name in sorted(kept)],
             "clear": changelist.get_query_string(remove=[self.parameter_name]),
         }
 
@@ -199,77 +189,3 @@ class CauseFilter(TypedFilter):
 
     def wanted(self) -> Wanted | None:
         return Wanted(ERROR_START, lambda error: fingerprint(error) == self.value) if self.value else None
-
-
-class TimeFilter(FieldFilter):
-    """Messages that came into their state within a period; in the list of all states, that were enqueued within it."""
-
-    title = _("time")
-    parameter_name = "from"
-    end_parameter = "until"
-    parameters = (parameter_name, end_parameter)
-    template = "admin/django_outbox/outboxmessage/time_filter.html"
-
-    def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
-        super().__init__(request, params, *args)
-        self.state = state_of(request)
-        self.start = read_local(params.pop(self.parameter_name, [""])[-1])
-        self.end = read_local(params.pop(self.end_parameter, [""])[-1])
-        self.field = {**TIME_OF, STREAMED: "occurred_at", ALL: "occurred_at"}[self.state]
-
-    @property
-    def active(self) -> bool:
-        return bool(self.start or self.end)
-
-    @property
-    def by_index(self) -> bool:
-        """Whether the period can be read from an index: only these two states have one that begins with their time."""
-        return self.active and self.state in {Status.FAILED, Status.PROCESSED}
-
-    def within(self, messages: Any) -> Any:
-        """Return the messages that came into the state within the period.
-
-        There is no further condition on the state: PostgreSQL would expect far too few rows, and sort all of them.
-        """
-        if self.start:
-            messages = messages.filter(**{f"{self.field}__gte": self.start})
-        if self.end:
-            messages = messages.filter(**{f"{self.field}__lt": self.end})
-        return messages
-
-    def wanted(self) -> Wanted | None:
-        if not self.active or self.by_index:
-            return None
-        return Wanted(
-            self.field,
-            lambda time: time is not None and (self.start or time) <= time and (not self.end or time < self.end),
-        )
-
-    def choices(self, changelist: Any) -> Iterator[Any]:
-        yield {
-            "hidden": hidden_fields(changelist, self.parameter_name, self.end_parameter),
-            "clear": changelist.get_query_string(remove=[self.parameter_name, self.end_parameter]),
-            "start": local_text(self.start),
-            "end": local_text(self.end),
-        }
-
-
-def hidden_fields(changelist: ChangeList, *replaced: str) -> list[tuple[str, str]]:
-    """Return the other parameters of the list, as names and values of hidden fields."""
-    kept = {name for name in changelist.filter_params if name not in (*replaced, SEARCH_VAR)}
-    return [(name, changelist.filter_params[name][-1]) for name in sorted(kept)]
-
-
-def read_local(text: str) -> datetime.datetime | None:
-    """Return the time in a field of the type `datetime-local`, in the current time zone; None if it is not valid."""
-    try:
-        time = datetime.datetime.fromisoformat(text.strip())
-        aware = time if timezone.is_aware(time) else timezone.make_aware(time)
-        return aware if EARLIEST <= aware < LATEST else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def local_text(time: datetime.datetime | None) -> str:
-    """Return a time for a field of the type `datetime-local`, in the current time zone."""
-    return timezone.localtime(time).replace(tzinfo=None).isoformat(timespec="minutes") if time else ""

@@ -46,13 +46,6 @@ ORDER = {
     ALL: ("-id",),
 }
 
-TIME_OF: dict[str, str] = {
-    Status.FAILED: "failed_at",
-    Status.PENDING: "available_at",
-    Status.PROCESSED: "processed_at",
-}
-"""The time when a message came into its state, or when it is due."""
-
 
 def state_of(request: HttpRequest) -> str:
     """Return the state that the request asks for, one of `STATES`; failed by default."""

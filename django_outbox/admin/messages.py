@@ -18,7 +18,6 @@ from django_outbox.admin.filters import (
     ErrorClassFilter,
     PublisherFilter,
     StateFilter,
-    TimeFilter,
     TypeFilter,
 )
 from django_outbox.admin.listing import ALL, STREAMED, state_of
@@ -107,7 +106,6 @@ class OutboxMessageAdmin(OperationsAdmin):
         TypeFilter,
         ErrorClassFilter,
         CauseFilter,
-        TimeFilter,
     )
     search_fields = ("id", "message_id", "key")
     search_help_text = _("Finds messages in any state by their ID, message ID or key.")
@@ -146,7 +144,7 @@ class OutboxMessageAdmin(OperationsAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # A filter on any other field would read the whole table.
-        return lookup in {*(own.parameter_name for own in self.list_filter), TimeFilter.end_parameter}
+        return lookup in {own.parameter_name for own in self.list_filter}
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
