@@ -218,6 +218,8 @@ def find_change(sent: Any, received: Any) -> tuple[str, str] | None:
     names: Iterable[Any]
     if isinstance(sent, dict) and isinstance(received, dict) and sent.keys() == received.keys():
         names = sent
+        if problem := _describe_hidden_change(sent, received):
+            return "", f"a key {problem}"
     elif isinstance(sent, SEQUENCES) and type(sent) is type(received) and len(sent) == len(received):
         names = range(len(sent))
     else:
@@ -235,23 +237,32 @@ def find_change(sent: Any, received: Any) -> tuple[str, str] | None:
 
 
 def _describe_change(sent: Any, received: Any) -> str:
-    # In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`.
-    if isinstance(sent, bool) and not isinstance(received, bool):
-        return "must be a number, not bool"
-    if _is_naive(received) or (isinstance(received, UNORDERED) and any(map(_is_naive, received))):
-        return (
-            "is a naive datetime, which would arrive without a time zone. Pass an aware one, such as timezone.now(), "
-            "or declare the field as text if its time has no zone"
-        )
+    both = sent, received
+    before, after = ([leaf for _, leaf in _walk(each)] if isinstance(sent, UNORDERED) else [each] for each in both)
+    if problem := _describe_hidden_change(before, after):
+        return problem
     kind: Any = type(sent)
     if sent == received or kind.__eq__ is object.__eq__ or _is_same_instant(sent, received):
         return ""
     # NaN differs from itself.
     if sent != sent and received != received:  # noqa: PLR0124
         return ""
-    before, after = type(sent).__qualname__, type(received).__qualname__
-    kind = f"as {after}, not {before}" if before != after else "changed"
+    name, other = type(sent).__qualname__, type(received).__qualname__
+    kind = f"as {other}, not {name}" if name != other else "changed"
     return f"would arrive {kind}. Give the field a type that keeps the value"
+
+
+def _describe_hidden_change(sent: Iterable[Any], received: Iterable[Any]) -> str:
+    """Return the problem of values that would arrive changed although they are equal; empty if there is none."""
+    # In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`.
+    if any(isinstance(each, bool) for each in sent) and not any(isinstance(each, bool) for each in received):
+        return "must be a number, not bool"
+    if any(map(_is_naive, received)):
+        return (
+            "is a naive datetime, which would arrive without a time zone. Pass an aware one, such as timezone.now(), "
+            "or declare the field as text if its time has no zone"
+        )
+    return ""
 
 
 def find_lost_field(sent: Any, received: Any, path: str = "") -> str:

@@ -222,11 +222,20 @@ class TestNaiveDatetimes:
                 assert f"): {path}: is a naive datetime" in str(info.value)
                 assert "Pass an aware one, such as timezone.now()" in str(info.value)
 
-    @pytest.mark.parametrize("kind", [list, set, frozenset, deque])
-    def test_one_is_found_in_every_kind_of_container(self, kind: Any):
-        cls = event("opened")(dataclasses.make_dataclass("Opened", [("times", kind[datetime.datetime])]))
-        with transaction.atomic(), pytest.raises(InvalidEvent, match=r"times.*: is a naive datetime"):
-            enqueue(cls(times=kind([NAIVE])))
+    @pytest.mark.parametrize(
+        ("annotation", "times"),
+        [
+            (list[datetime.datetime], [NAIVE]),
+            (set[datetime.datetime], {NAIVE}),
+            (frozenset[tuple[datetime.datetime, int]], frozenset([(NAIVE, 1)])),
+            (deque[datetime.datetime], deque([NAIVE])),
+            (dict[datetime.datetime, int], {NAIVE: 1}),
+        ],
+    )
+    def test_one_is_found_in_every_kind_of_container(self, annotation: Any, times: Any):
+        cls = event("opened")(dataclasses.make_dataclass("Opened", [("times", annotation)]))
+        with transaction.atomic(), pytest.raises(InvalidEvent, match=r"times.*: .*is a naive datetime"):
+            enqueue(cls(times=times))
 
     def test_the_remedy_for_a_time_of_no_zone_works(self):
         event("opened")(Opening)
@@ -243,6 +252,7 @@ class Sums:
     numbers: list[int]
     flags: dict[str, bool]
     any: Any = None
+    members: set[int] = dataclasses.field(default_factory=set)
 
 
 def test_booleans_are_found_at_any_depth_and_stay_where_they_belong():
@@ -250,6 +260,8 @@ def test_booleans_are_found_at_any_depth_and_stay_where_they_belong():
     assert cls.__outbox_event__.encode(cls([1, 0], {"a": True}, [True, 1])).payload["any"] == [True, 1]
     with pytest.raises(InvalidEvent, match=r": numbers\.1: must be a number"):
         cls.__outbox_event__.encode(cls([1, True], {"a": True}))
+    with pytest.raises(InvalidEvent, match=r": members: must be a number"):
+        cls.__outbox_event__.encode(cls([1], {"a": True}, members={True}))
 
 
 def test_a_class_may_encode_its_booleans_as_numbers():
