@@ -17,7 +17,6 @@ a lease instead of an open transaction, because a transaction would lock the who
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.enqueueing.asynchronous import atomic_async
     from django_outbox.enqueueing.attribution import attributed
     from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
     from django_outbox.exceptions import InvalidMessage, OutboxError, TransactionRequired
@@ -28,7 +27,6 @@ __all__ = [
     "OutboxError",
     "OutboxMessage",
     "TransactionRequired",
-    "atomic_async",
     "attributed",
     "enqueue",
     "enqueue_many",
@@ -39,7 +37,6 @@ _MODULE_OF = {
     "OutboxError": "exceptions",
     "OutboxMessage": "models",
     "TransactionRequired": "exceptions",
-    "atomic_async": "enqueueing.asynchronous",
     "attributed": "enqueueing.attribution",
     "enqueue": "enqueueing.enqueue",
     "enqueue_many": "enqueueing.enqueue",

@@ -94,7 +94,7 @@ def check_task_transaction(task: str, *, using: str, instead: str, remedy: str, 
     if in_async_code():
         raise SynchronousOnlyOperation(
             f"The task {task!r} was called in async code, where Django has no transactions. Write `{instead}`, or call "
-            f"it in a function that is decorated with @atomic_async(using={using!r}) of django_outbox, and await that."
+            f"it in a function with @transaction.atomic(using={using!r}), and await `sync_to_async(function)(...)`."
         )
     if not may_be_elsewhere and (other := find_transaction()):
         raise TransactionRequired(
@@ -166,9 +166,9 @@ def refuse_async(function: str, using: str) -> None:
     """Raise SynchronousOnlyOperation, with the remedy, if this code runs in an event loop and has no transaction."""
     if in_async_code():
         raise SynchronousOnlyOperation(
-            f"{function}() was called in async code, where Django has no transactions. Write a function that changes "
-            f"your data and calls {function}(), decorate it with @atomic_async(using={using!r}) of django_outbox, and "
-            "await it: it runs in a thread, in a transaction."
+            f"{function}() was called in async code, where Django has no transactions. Write a function with "
+            f"@transaction.atomic(using={using!r}) that changes your data and calls {function}(), and await "
+            "`sync_to_async(function)(...)` of asgiref: it runs in a thread."
         )
 
 

@@ -17,7 +17,6 @@ from django_outbox import (
     OutboxError,
     OutboxMessage,
     TransactionRequired,
-    atomic_async,
     attributed,
     enqueue,
     enqueue_many,
@@ -217,23 +216,8 @@ with attributed(actor="user:7"), attributed(cause=uuid.uuid4()):
     enqueue("order.created", 1)
 
 
-@atomic_async
-def place_in_thread(number: str, *, total: int) -> OutboxMessage:
-    return enqueue("order.created", {"number": number, "total": total})
-
-
-@atomic_async(using="default")
-def count_orders() -> int:
-    return 7
-
-
-async def place_orders() -> int:
-    message: OutboxMessage = await place_in_thread("A-1", total=7)
-    return message.pk + await count_orders()
-
-
 def check_outbox(outbox: Outbox) -> None:
-    message: OutboxMessage = outbox.assert_called(place_in_thread, "A-1", total=7)
+    message: OutboxMessage = outbox.assert_called(send_receipt, 7)
     drained: Drained = outbox.drain(delayed=True)
     assert message.pk in {each.id for each in drained.processed}
 
