@@ -220,17 +220,11 @@ def test_an_argument_that_cannot_be_stored_does_not_break_the_transaction(tasks:
     assert the_message(using).topic.endswith(".add")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [("q" * 256, "is 256 bytes long"), ("\0", "contains a NUL"), ("q\n", "U\\+000A"), (7, "must be a string")],
-)
-def test_a_queue_that_cannot_be_stored_is_refused_before_the_database(
-    tasks: Any, using: str, configure: Configure, name: Any, problem: str
-):
+def test_a_queue_that_cannot_be_stored_is_refused_before_the_database(tasks: Any, using: str, configure: Configure):
     configure({"database": using}, QUEUES=[])
     with transaction.atomic(using=using):
-        with pytest.raises(InvalidMessage, match=f"^queue_name: .*{problem}"):
-            tasks.note.using(queue_name=name).enqueue()
+        with pytest.raises(InvalidMessage, match=r"^queue_name: .*contains a NUL"):
+            tasks.note.using(queue_name="\0").enqueue()
         result = tasks.note.using(queue_name="é" * 127).enqueue()
     assert default_task_backend.get_result(result.id).task.queue_name == "é" * 127
 

@@ -82,16 +82,6 @@ class TestTransactions:
 
 
 @committed
-def test_autocommit_turned_off_in_the_settings_counts_before_the_first_query(using: str):
-    with another_alias(using) as alias:
-        connections[alias].settings_dict["AUTOCOMMIT"] = False
-        enqueue("order.created", 1, using=alias)
-        transaction.rollback(using=alias)
-        assert count(alias) == 0
-        transaction.rollback(using=alias)
-
-
-@committed
 def test_require_transaction_false_writes_all_chunks_or_none(using: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("django_outbox.enqueueing.writing.CHUNK_SIZE", 1)
     second = OutboxMessage(type="order.created", payload=2)
@@ -236,11 +226,3 @@ class TestMessageId:
                     enqueue("order.paid", 2, message_id=id, using=using)
                 enqueue("order.created", "the transaction goes on", using=using)
             assert OutboxMessage.objects.using(using).filter(message_id=id).count() == 1
-
-    def test_the_message_id_of_a_processed_message_is_still_known(self, using: str):
-        with transaction.atomic(using=using):
-            first = enqueue("order.created", 1, message_id=uuid.uuid4(), using=using)
-            OutboxMessage.objects.using(using).update(available_at=None, processed_at=timezone.now())
-            again = enqueue("order.created", 1, message_id=first.message_id, using=using)
-        assert again.pk == first.pk
-        assert again.status is Status.PROCESSED

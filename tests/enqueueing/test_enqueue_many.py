@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import OperationalError, connections, transaction
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
@@ -180,24 +179,6 @@ def test_transactions_with_new_messages_do_not_wait_for_each_other(using: str, l
             enqueue_many([OutboxMessage(type="a", payload=n) for n in range(3)], using=alias)
             enqueue("a", 3, message_id=uuid7(), using=alias)
     assert count(using) == 16
-
-
-def test_one_message_id_for_two_publishers_makes_two_messages(using: str):
-    two = {"PUBLISHERS": {name: {"BACKEND": MEMORY} for name in ("default", "audit")}}
-    message_id = uuid.uuid4()
-    with override_settings(OUTBOX=two), transaction.atomic(using=using):
-        first = enqueue("a", 1, message_id=message_id, using=using)
-        audit = enqueue("a", 2, message_id=message_id, publisher="audit", using=using)
-        assert audit.pk != first.pk
-        assert enqueue("a", 3, message_id=message_id, publisher="audit", using=using).pk == audit.pk
-        enqueue_many(
-            [OutboxMessage(type="a", payload=4, message_id=message_id, publisher=name) for name in two["PUBLISHERS"]],
-            using=using,
-        )
-    assert list(OutboxMessage.objects.using(using).values_list("publisher", "payload").order_by("id")) == [
-        ("default", 1),
-        ("audit", 2),
-    ]
 
 
 def test_an_empty_list_writes_nothing(using: str):

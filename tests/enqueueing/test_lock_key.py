@@ -39,17 +39,6 @@ def delivered(using: str) -> list[int]:
 
 
 @locking
-def test_without_the_lock_a_message_may_be_delivered_before_an_earlier_message_of_its_key(using: str, other: str):
-    """The inversion that the lock prevents: the first transaction to enqueue is the last to commit."""
-    with transaction.atomic(using=using):
-        enqueue("a", 1, key="k", using=using)
-        with transaction.atomic(using=other):
-            enqueue("a", 2, key="k", using=other)
-        assert delivered(other) == [2]
-    assert delivered(using) == [1]
-
-
-@locking
 def test_with_the_lock_the_second_transaction_waits_until_the_first_has_committed(using: str):
     order: list[str] = []
     begun = threading.Event()

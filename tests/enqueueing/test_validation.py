@@ -20,7 +20,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
-from django_outbox.enqueueing import validation
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.messages import MAX_HEADERS_DEPTH
 from django_outbox.stores.dialect import Dialect
@@ -121,17 +120,13 @@ BAD_VALUES = [
     ({1, 2}, "not JSON"),
     (b"bytes", "not JSON"),
     (models.F("id"), "not JSON"),
-    ({("a", "b"): 1}, "not JSON"),
-    ({uuid.UUID(int=1): 1}, "not JSON"),
     (datetime.time(1, tzinfo=datetime.timezone.utc), "not JSON"),
     (NAIVE, "without a time zone"),
     (HUGE, "308 digits"),
     (10**308, "308 digits"),
     ("a\x00b", "NUL"),
     ("\\\x00", "NUL"),
-    ({"a\x00b": 1}, "NUL"),
     ("a\ud800b", "surrogate"),
-    ({"\udfff": 1}, "surrogate"),
     (circular(), "contains itself"),
 ]
 
@@ -245,19 +240,6 @@ def test_a_key_that_json_writes_as_another_one_is_refused(key: Any, other: Any):
     check_json("payload", [{key: 1}, {json.dumps(key): 2, f"a{json.dumps(key)}": 3}], dialect)
     with pytest.raises(InvalidMessage, match="two keys that JSON writes as"):
         check_json("payload", [{other: 1}, {"a": {key: 1, json.dumps(key): 2}}], dialect)
-
-
-@pytest.mark.parametrize(
-    "key", ["address1", "a.5", "sha256", "-", "1.", "e5", "is_true", "nonnull", "1 2", 'a\\"b2', "é1"]
-)
-def test_a_key_that_only_ends_like_a_number_costs_no_closer_look(key: str, monkeypatch: pytest.MonkeyPatch):
-    looks: list[object] = []
-    monkeypatch.setattr(validation, "_refuse_first_mistake", lambda *arguments: looks.append(arguments))
-    dialect = SmallIntegers(connections["default"])
-    check_json("payload", {"lines": [{key: 1, "city": "x"}]}, dialect)
-    assert not looks
-    check_json("payload", {"lines": [{key: 1, 7: "x"}]}, dialect)
-    assert looks
 
 
 def test_an_object_key_that_is_too_long_for_the_database_is_refused():

@@ -8,14 +8,14 @@ import json
 import uuid
 from collections import deque
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from django.db import transaction
 from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
@@ -264,16 +264,6 @@ def test_booleans_are_found_at_any_depth_and_stay_where_they_belong():
         cls.__outbox_event__.encode(cls([1], {"a": True}, members={True}))
 
 
-def test_a_class_may_encode_its_booleans_as_numbers():
-    @event("switch.set")
-    @dataclasses.dataclass
-    class SwitchSet:
-        on: Annotated[bool, PlainSerializer(int, when_used="json")]
-
-    encoder: Any = SwitchSet.__outbox_event__  # type: ignore[attr-defined]
-    assert encoder.encode(SwitchSet(True)).payload == {"on": 1}
-
-
 @pytest.mark.parametrize(
     ("values", "path"),
     [
@@ -311,16 +301,6 @@ def test_an_error_does_not_quote_the_value():
         with pytest.raises(InvalidEvent) as info:
             decode_event("card.charged", payload, {})
         assert "4111" not in str(info.value)
-
-
-def test_a_constraint_of_a_dataclass_is_checked_although_the_dataclass_does_not():
-    @event("order.counted")
-    @dataclasses.dataclass
-    class OrderCounted:
-        count: int = Field(gt=0)
-
-    with pytest.raises(InvalidEvent, match="count: Input should be greater than 0"):
-        enqueue(OrderCounted(0))
 
 
 def test_a_model_with_an_alias_is_encoded_by_the_alias():

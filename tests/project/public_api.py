@@ -4,6 +4,7 @@ It reads the source instead of importing it, so that the text is the same with e
 """
 
 import ast
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def lines_of(module: str) -> Iterator[str]:
         if home != module and home in MODULES:
             yield f"{name} (from {home})"
         else:
-            yield from lines_of_definition(name, definition, home)
+            yield from lines_of_definition(definition, home)
 
 
 def parse(module: str) -> ast.Module:
@@ -111,28 +112,26 @@ def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
     return [unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
-def lines_of_definition(name: str, node: ast.stmt, module: str) -> Iterator[str]:
-    if isinstance(node, ast.ClassDef):
-        yield from lines_of_class(node, module)
-    elif isinstance(node, FUNCTION):
-        yield from lines_of_function(node)
-    elif isinstance(node, ast.AnnAssign):
-        yield lines_of_annotation(node)
-    elif isinstance(node, ast.Assign):
-        yield f"{name} = {brief(node.value)}"
+def lines_of_definition(node: ast.stmt, module: str) -> Iterator[str]:
+    """Yield a definition without docstrings, private members and bodies of functions."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        if isinstance(node.value, ast.Call) and len(unparse(node.value)) > MAX_WIDTH // 2:
+            node.value.args, node.value.keywords = [ast.Constant(...)], []
+        yield unparse(node)
+    elif isinstance(node, FUNCTION | ast.ClassDef):
+        body, node.body = node.body, []
+        for line in unparse(node).rstrip(":").splitlines():
+            yield from textwrap.wrap(line, MAX_WIDTH, subsequent_indent=2 * INDENT, break_on_hyphens=False)
+        if isinstance(node, ast.ClassDef):
+            members = [child for child in body if is_public(child)]
+            yield from inherited_fields(node, module)
+            yield from (f"{INDENT}{line}" for child in members for line in lines_of_definition(child, module))
 
 
-def lines_of_class(node: ast.ClassDef, module: str) -> Iterator[str]:
-    bases = ", ".join(unparse(base) for base in node.bases)
-    yield from (f"@{unparse(each)}" for each in node.decorator_list)
-    yield f"class {node.name}({bases})" if bases else f"class {node.name}"
-    yield from inherited_fields(node, module)
-    for child in node.body:
-        if isinstance(child, FUNCTION):
-            if child.name == "__init__" or not child.name.startswith("_"):
-                yield from (f"{INDENT}{line}" for line in lines_of_function(child))
-        elif isinstance(child, ast.Assign | ast.AnnAssign) and not assigned(child)[0].startswith("_"):
-            yield from (f"{INDENT}{line}" for line in lines_of_definition(assigned(child)[0], child, module))
+def is_public(member: ast.stmt) -> bool:
+    if isinstance(member, FUNCTION):
+        return member.name == "__init__" or not member.name.startswith("_")
+    return isinstance(member, ast.Assign | ast.AnnAssign) and not assigned(member)[0].startswith("_")
 
 
 def inherited_fields(node: ast.ClassDef, module: str) -> Iterator[str]:
@@ -154,59 +153,13 @@ def inherited_fields(node: ast.ClassDef, module: str) -> Iterator[str]:
         yield from inherited_fields(definition, home)
         for child in definition.body:
             if isinstance(child, ast.AnnAssign) and "ClassVar" not in unparse(child.annotation):
-                line = lines_of_annotation(child)
+                (line,) = lines_of_definition(child, home)
                 if not line.startswith("_") and "init=False" not in line:
                     yield f"{INDENT}{line}"
 
 
 def is_exported(name: str) -> bool:
     return any(name in exported(module) for module in MODULES)
-
-
-def lines_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    yield from (f"@{unparse(each)}" for each in node.decorator_list)
-    returns = f" -> {unparse(node.returns)}" if node.returns else ""
-    start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
-    signature = f"{start} {node.name}({', '.join(parameters(node.args))}){returns}"
-    if len(signature) <= MAX_WIDTH:
-        yield signature
-        return
-    yield f"{start} {node.name}("
-    yield from (f"{INDENT}{parameter}," for parameter in parameters(node.args))
-    yield f"){returns}"
-
-
-def parameters(arguments: ast.arguments) -> Iterator[str]:
-    """Yield each parameter with its annotation and default, the `/` after positional-only ones, and the `*`."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    no_default = [None] * (len(positional) - len(arguments.defaults))
-    for place, (parameter, default) in enumerate(zip(positional, [*no_default, *arguments.defaults], strict=True), 1):
-        yield parameter_text(parameter, default)
-        if place == len(arguments.posonlyargs):
-            yield "/"
-    if arguments.vararg or arguments.kwonlyargs:
-        yield f"*{unparse(arguments.vararg)}" if arguments.vararg else "*"
-    for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield parameter_text(parameter, default)
-    if arguments.kwarg:
-        yield f"**{unparse(arguments.kwarg)}"
-
-
-def parameter_text(parameter: ast.arg, default: ast.expr | None) -> str:
-    if default is None:
-        return unparse(parameter)
-    return f"{unparse(parameter)}{' = ' if parameter.annotation else '='}{unparse(default)}"
-
-
-def lines_of_annotation(node: ast.AnnAssign) -> str:
-    text = f"{unparse(node.target)}: {unparse(node.annotation)}"
-    return text if node.value is None else f"{text} = {brief(node.value)}"
-
-
-def brief(value: ast.expr) -> str:
-    """Return an expression; the arguments of a long call are left out."""
-    text = unparse(value)
-    return f"{unparse(value.func)}(...)" if isinstance(value, ast.Call) and len(text) > MAX_WIDTH // 2 else text
 
 
 if __name__ == "__main__":

@@ -23,13 +23,6 @@ RAW = REPOSITORY.replace("https://github.com/", "https://raw.githubusercontent.c
 
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "pyproject.toml")
 
-YAML = (
-    ".pre-commit-config.yaml",
-    ".readthedocs.yaml",
-    "compose.yaml",
-    *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / ".github").rglob("*.yml"))),
-)
-
 ON = True
 """How YAML 1.1 reads the key `on` of a workflow."""
 
@@ -70,12 +63,6 @@ def test_a_link_in_a_checkout_leads_to_a_file(path: str):
     assert [target for target in targets if ":" not in target and target and not (ROOT / target).is_file()] == []
 
 
-def test_the_readme_links_to_files_of_the_checkout_only():
-    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert len(targets) > 20
-    assert [target for target in targets if ":" in target] == []
-
-
 def test_each_address_of_the_project_is_one_of_its_metadata_and_has_the_name_on_pypi():
     folders = [(ROOT / name).rglob("*") for name in ("django_outbox", "docs", ".github")]
     files = [path for path in chain(*folders) if path.suffix in {".md", ".py", ".html", ".yaml", ".yml", ".json"}]
@@ -89,11 +76,6 @@ def test_a_reader_sees_the_picture_the_install_and_the_code_first():
     screen = "\n".join(lines[:40])
     for part in ("docs/_static/overview.svg", "pip install", "enqueue(", "manage.py run_outbox"):
         assert part in screen
-
-
-@pytest.mark.parametrize("path", YAML)
-def test_a_yaml_file_can_be_read(path: str):
-    assert isinstance(read_yaml(path), dict)
 
 
 def test_ci_tests_the_versions_of_tox():
@@ -126,13 +108,13 @@ def test_a_file_is_what_its_service_accepts(schema: str, path: str):
     assert not found.returncode, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("path", [path for path in YAML if "/workflows/" in path])
-def test_a_workflow_pins_actions_by_their_major_version_and_has_limits(path: str):
-    workflow = read_yaml(path)
+@pytest.mark.parametrize("name", ["ci", "release"])
+def test_a_workflow_pins_actions_by_their_major_version_and_has_limits(name: str):
+    workflow = read_yaml(f".github/workflows/{name}.yml")
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow[ON]
-    for name, job in workflow["jobs"].items():
-        assert "uses" in job or job["timeout-minutes"] <= 40, name
+    for job in workflow["jobs"].values():
+        assert "uses" in job or job["timeout-minutes"] <= 40, job
         for step in job.get("steps", []):
             assert re.fullmatch(r"[\w./-]+@(v\d+|release/v\d+)", step.get("uses", "none@v1")), step
 

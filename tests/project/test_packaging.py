@@ -31,44 +31,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 @pytest.fixture(scope="module")
-def names(wheel: zipfile.ZipFile) -> set[str]:
-    return set(wheel.namelist())
-
-
-@pytest.fixture(scope="module")
 def metadata(wheel: zipfile.ZipFile) -> Message:
     return message_from_string(wheel.read(f"{INFO}/METADATA").decode())
 
 
 @pytest.mark.slow
-def test_every_file_of_the_app_is_in_the_wheel(names):
+def test_the_wheel_has_every_file_of_the_app_and_the_licence_and_nothing_else(wheel):
+    names = set(wheel.namelist())
     sources = {
         path.relative_to(ROOT).as_posix()
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert sources <= names
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", ["locale", "migrations", "static", "templates"])
-def test_the_wheel_contains_the_folders_without_modules(names, folder):
-    assert [name for name in names if name.startswith(f"django_outbox/{folder}/")]
-
-
-@pytest.mark.slow
-def test_the_wheel_is_typed(names):
-    assert "django_outbox/py.typed" in names
-
-
-@pytest.mark.slow
-def test_the_wheel_contains_only_the_app(names):
+    assert sources | {f"{INFO}/licenses/LICENSE"} <= names
     assert {name.split("/")[0] for name in names} == {"django_outbox", INFO}
-
-
-@pytest.mark.slow
-def test_the_wheel_contains_the_licence(names):
-    assert f"{INFO}/licenses/LICENSE" in names
 
 
 @pytest.mark.slow

@@ -73,11 +73,6 @@ def test_every_name_in_all_of_a_public_module_can_be_imported(module):
         assert hasattr(imported, name), name
 
 
-@pytest.mark.parametrize("name", django_outbox.__all__)
-def test_a_public_name_can_be_imported_and_has_that_name(name):
-    assert getattr(django_outbox, name).__name__ == name
-
-
 def test_every_public_class_and_function_has_a_docstring():
     definitions = {
         f"{module}.{name}": public_api.find(module, name)[1]

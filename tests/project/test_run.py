@@ -57,13 +57,6 @@ def test_yes_reaches_the_process_in_the_virtualenv(monkeypatch: pytest.MonkeyPat
     assert started == [["python of the virtualenv", run.__file__, "--yes", "-k", "enqueue"]]
 
 
-def test_the_help_needs_no_setup(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as ended:
-        run.main(["--help"])
-    assert ended.value.code == 0
-    assert "python tests/run.py [--yes] [--coverage | pytest arguments]" in capsys.readouterr().out
-
-
 def test_the_long_tests_wait_for_the_quick_checks(capfd: pytest.CaptureFixture[str]):
     failing, passing = ["tests.project.no_such_module"], ["this"]
     assert run.run_steps({"style": failing, "types": passing}, {"all tests": passing}) == 1
@@ -73,11 +66,6 @@ def test_the_long_tests_wait_for_the_quick_checks(capfd: pytest.CaptureFixture[s
     assert "style FAILED (1) in" in summary
     assert "types passed in" in summary
     assert summary.endswith("all tests not run")
-
-
-def test_every_step_runs_while_all_pass(capfd: pytest.CaptureFixture[str]):
-    assert run.run_steps({"types": ["this"]}, {"all tests": ["this"]}) == 0
-    assert "all tests passed in" in capfd.readouterr().out.splitlines()[-1]
 
 
 class Test:
@@ -109,9 +97,3 @@ def test_two_of_three_processes_begin_with_the_long_tests_and_those_of_a_module_
         [],
     ]
     assert [part[0] for part in parts] == ["long::0", "alone-2", "short-5"]
-
-
-@pytest.mark.parametrize("processes", [1, 2, 6])
-def test_no_test_is_left_out_if_all_are_long(processes: int):
-    tests: list[Any] = [Test(str(number), Test(str(number))) for number in range(7)]
-    assert sorted(each.nodeid for each in begin_with_long_tests(tests, processes)) == [str(n) for n in range(7)]

@@ -90,27 +90,15 @@ def test_the_publishers_type_wins_over_the_publisher_over_the_type_over_the_rest
     assert found == RetryPolicy(delay=4, factor=13, jitter=0.2, max_delay=100)
 
 
-def test_a_publishers_policy_wins_over_a_type_for_all_publishers():
-    retry = {"TYPES": {"order.*": {"MAX_ATTEMPTS": 50}}}
-    assert policy_of(retry, {"MAX_ATTEMPTS": 3}) == RetryPolicy(max_attempts=3)
-    assert policy_of(retry, {"DELAY": 9}) == RetryPolicy(max_attempts=50, delay=9)
-
-
 @pytest.mark.parametrize(
     ("type", "delay"),
     [
         ("order.created", 1),
-        ("order.line.added", 1),
-        ("order.", 1),
         ("Order.created", 9),
-        ("order", 9),
         ("reorder.created", 9),
         ("invoice.a", 2),
         ("invoice.b", 3),
-        ("invoice.ab", 9),
         ("user.1", 4),
-        ("user.x", 9),
-        ("", 9),
     ],
 )
 def test_the_first_pattern_that_fits_counts_and_case_matters(type: str, delay: float):
@@ -137,19 +125,15 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
     ("retry", "message", "remedy"),
     [
         (3, " is 3.", DICT),
-        (None, " is None.", DICT),
         (
             {"ATTEMPTS": 3},
             " has an unknown key 'ATTEMPTS'.",
             "Did you mean MAX_ATTEMPTS? "
             "Known keys: DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY, TYPES.",
         ),
-        ({"MAX_ATTEMPTS": 0}, "['MAX_ATTEMPTS'] is 0.", "It must be a whole number of at least 1."),
         ({"DELAY": "1"}, "['DELAY'] is '1'.", SECONDS),
         ({"DELAY": float("nan")}, "['DELAY'] is nan.", SECONDS),
-        ({"MAX_DELAY": float("inf")}, "['MAX_DELAY'] is inf.", SECONDS),
         ({"FACTOR": 0.5}, "['FACTOR'] is 0.5.", "It must be a number from 1 to 100."),
-        ({"JITTER": 2}, "['JITTER'] is 2.", "It must be a number from 0 to 1."),
         ({"JITTER": True}, "['JITTER'] is True.", "It must be a number from 0 to 1."),
         (
             {"EXCLUDE": "builtins.OSError"},
@@ -173,12 +157,6 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
             "['TYPES'][1] is not a valid pattern.",
             PATTERN,
         ),
-        (
-            {"TYPES": {"": {}}},
-            "['TYPES'][''] is not a valid pattern.",
-            PATTERN,
-        ),
-        ({"TYPES": {"a.*": 5}}, "['TYPES']['a.*'] is 5.", DICT),
         ({"TYPES": {"a.*": {"DELAY": -1}}}, "['TYPES']['a.*']['DELAY'] is -1.", SECONDS),
         (
             {"TYPES": {"a.*": {"TYPES": {}}}},
