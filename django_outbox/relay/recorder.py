@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
+from django_outbox.exceptions import Reject, RetryLater
 from django_outbox.messages import Message, Outcome
 from django_outbox.signals import Failure, batch_settled, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Failed, Retried, Settlement
@@ -119,10 +120,18 @@ class Recorder:
         )
 
     def _log(self, settlement: Settlement) -> None:
-        self._failures.note(self._publisher.alias, self._using, settlement.failed)
+        errors: dict[int, BaseException | None] = {}
+        if not self._publisher.has_broker:
+            # Those of this project's own code.
+            errors = {
+                message.id: outcome.cause
+                for message, outcome in zip(self._published, self._outcomes, strict=True)
+                if not isinstance(outcome.cause, Reject | RetryLater)
+            }
+        self._failures.note(self._publisher.alias, self._using, settlement.failed, errors)
         # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
         retried = [row for row in settlement.retried if row.counted]
-        self._failures.note(self._publisher.alias, self._using, retried)
+        self._failures.note(self._publisher.alias, self._using, retried, errors)
 
 
 class Part(NamedTuple):
@@ -171,7 +180,18 @@ class FailureLog:
         self._known: dict[Cause, Recurrence] = {}
         self._lock = threading.Lock()
 
-    def note(self, publisher_alias: str, using: str, rows: Sequence[Failed | Retried]) -> None:
+    def note(
+        self,
+        publisher_alias: str,
+        using: str,
+        rows: Sequence[Failed | Retried],
+        errors: Mapping[int, BaseException | None],
+    ) -> None:
+        """Count messages, and log those of a new cause.
+
+        Args:
+            errors: the exceptions that are logged with a traceback, by the ids of the messages.
+        """
         new: dict[Cause, Recurrence] = {}
         with self._lock:
             for row in rows:
@@ -181,7 +201,7 @@ class FailureLog:
                 (self._known.get(cause) or new.setdefault(cause, Recurrence())).add(row)
             self._known |= {cause: Recurrence() for cause in new}
         for cause, recurrence in new.items():
-            _write(cause, recurrence)
+            _write(cause, recurrence, errors.get(recurrence.rows[0].id))
 
     def _has_many(self, cause: Cause, new: Mapping[Cause, object]) -> bool:
         return sum(each[:-1] == cause[:-1] for each in (*self._known, *new)) >= MAX_CAUSES
@@ -196,7 +216,7 @@ class FailureLog:
                 _write(cause, recurrence, more="more ")
 
 
-def _write(cause: Cause, recurrence: Recurrence, more: str = "") -> None:
+def _write(cause: Cause, recurrence: Recurrence, error: BaseException | None = None, more: str = "") -> None:
     first, count = recurrence.rows[0], recurrence.count
     messages = f"{count:,} {more}message{'s' * (count != 1)}"
     if isinstance(first, Failed):
@@ -206,6 +226,7 @@ def _write(cause: Cause, recurrence: Recurrence, more: str = "") -> None:
             messages,
             some_ids(row.id for row in recurrence.rows),
             first.error,
+            exc_info=error,
             event="relay.messages_failed",
             publisher=cause.publisher_alias,
             database=cause.using,
@@ -222,6 +243,7 @@ def _write(cause: Cause, recurrence: Recurrence, more: str = "") -> None:
         first.id,
         first.delay,
         first.error,
+        exc_info=error,
         event="relay.messages_retried",
         publisher=cause.publisher_alias,
         database=cause.using,

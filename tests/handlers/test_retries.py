@@ -8,12 +8,11 @@ import pytest
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.handlers import handler
-from django_outbox.handlers.publisher import MAX_CAUSES
+from django_outbox.handlers import Reject, handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.support.effects import HANDLERS, drain, drain_all
+from tests.support.effects import HANDLERS, deliver_once, drain, drain_all
 from tests.support.messages import put, row
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
@@ -108,16 +107,20 @@ def test_a_wrong_policy_is_an_error_at_registration_that_names_the_field_and_the
         handler("t", retry=retry)
 
 
-def test_errors_of_many_causes_are_not_logged_for_each_message(using: str, caplog: pytest.LogCaptureFixture):
+def test_the_first_failure_of_a_cause_is_logged_with_the_traceback(using: str, caplog: pytest.LogCaptureFixture):
     @handler("t")
     def work(payload: int, message: Message) -> None:
-        # Numbers do not tell causes apart.
-        first, second = divmod(payload % (MAX_CAUSES + 20), 12)
-        raise ValueError(f"cause {chr(97 + first)} {chr(97 + second)}")
+        if payload:
+            raise ValueError(f"order {payload} is unknown")
+        raise Reject("it is not for sale")
 
-    for number in range(3 * (MAX_CAUSES + 20)):
-        put(1, using, payload=number)
+    put(3, using)
     with caplog.at_level(logging.WARNING, logger="django_outbox"):
-        drain(using)
-    logged = [each for each in caplog.records if each.__dict__.get("event") == "handler.failed"]
-    assert len(logged) == MAX_CAUSES
+        deliver_once(using)
+    (retried,) = [each for each in caplog.records if each.__dict__["event"] == "relay.messages_retried"]
+    (failed,) = [each for each in caplog.records if each.__dict__["event"] == "relay.messages_failed"]
+    assert retried.exc_info is not None
+    assert str(retried.exc_info[1]) == "order 1 is unknown"
+    assert retried.__dict__["count"] == 2
+    # It is the handler's decision, not an error.
+    assert failed.exc_info is None
