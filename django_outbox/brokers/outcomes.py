@@ -58,17 +58,21 @@ def describe_publisher(publisher: Publisher) -> str:
     return _ask(lambda: one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH), lambda _error: type(publisher).__name__)
 
 
-def read_outcome(given: object) -> Outcome:
-    """Return an outcome with fields of the right types and a reason on one line, or raise TypeError."""
+def read_outcome(given: object, source: str = "the publisher") -> Outcome:
+    """Return an outcome with fields of the right types and a reason on one line, or raise TypeError.
+
+    Args:
+        source: who returned it, for the error.
+    """
     if given is ACCEPTED:
         return ACCEPTED
     if not isinstance(given, Outcome):
-        raise TypeError(f"the publisher returned an object of type {type(given).__name__} instead of an Outcome")
+        raise TypeError(f"{source} returned an object of type {type(given).__name__} instead of an Outcome")
     # Python does not check the types of a dataclass's fields.
     outcome: Any = given
     kind = outcome.kind
     if not isinstance(kind, OutcomeKind):
-        raise TypeError(f"the publisher returned an Outcome with a kind of type {type(kind).__name__}")
+        raise TypeError(f"{source} returned an Outcome with a kind of type {type(kind).__name__}")
     if kind is OutcomeKind.BLOCKED:
         raise TypeError("the publisher returned an Outcome with OutcomeKind.BLOCKED, which is reserved for the relay")
     if kind is OutcomeKind.ACCEPTED:

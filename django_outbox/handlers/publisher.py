@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from django.utils.dateparse import parse_datetime
 from django_outbox.brokers.options import require_choice, require_flag, require_seconds
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.db.errors import shows_conflict
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.writing import new_row
 from django_outbox.events.registry import decode_message
@@ -36,7 +35,6 @@ from django_outbox.messages import (
     Message,
     Outcome,
     OutcomeKind,
-    class_path,
     rejected,
     retry_later,
 )
@@ -44,9 +42,7 @@ from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry
 from django_outbox.stores import get_store
 from django_outbox.tracing import handling
-from django_outbox.utils.logs import logger
-from django_outbox.utils.rates import Allowance
-from django_outbox.utils.text import counted, describe, fingerprint, is_interrupt, raise_interrupt
+from django_outbox.utils.text import counted, describe, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
 
@@ -68,16 +64,10 @@ ORIGINAL_FIELDS = ("name", "message_id", "key", "topic")
 
 MAX_KEY_LENGTH = 255
 
-LOG_INTERVAL = 60.0
-"""Seconds for which an error of a handler is not logged again; the relay logs how many messages failed."""
-
-Cause = tuple[str, str, str]
-"""The name of a handler, the class of an error, and its text without what differs."""
-
-MAX_CAUSES = 100
-"""Maximum number of errors that are logged in that time."""
-
 _database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
+
+_deadlines: contextvars.ContextVar[Mapping[str, float]] = contextvars.ContextVar("outbox_deadlines")
+"""The ends of the time limits of the handlers at work, by database, on the monotonic clock."""
 
 
 def current_database() -> str:
@@ -139,8 +129,6 @@ class HandlersPublisher(Publisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
-        self._next_log = Allowance(1, LOG_INTERVAL)
-        self._logged: set[Cause] = set()
         self.calls: dict[int, Call] = {}
 
     def describe(self) -> str:
@@ -193,29 +181,9 @@ class HandlersPublisher(Publisher):
                 self._run(found, found.fallback_function, decode_message(restored), restored, error, using=using)
         except BaseException as second:
             raise_interrupt(second)
-            self._log(found, message, second, "The fallback of handler")
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
             return rejected(both, error_class=outcome.error_kind, cause=second)
         return ACCEPTED
-
-    def _log(self, found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
-        """Log an error with its traceback, once a minute for each cause, because the relay counts the messages."""
-        reason = describe(error)
-        cause = found.name, class_path(error), fingerprint(reason)
-        if self._next_log.take():
-            self._logged = set()
-        if cause in self._logged or len(self._logged) >= MAX_CAUSES:
-            return
-        self._logged.add(cause)
-        logger.warning(
-            f"{what} %(handler)s failed for message %(id)d: %(reason)s",
-            exc_info=error,
-            event="handler.failed",
-            handler=found.name,
-            type=message.type,
-            id=message.id,
-            reason=reason,
-        )
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
         """Call the recorder of the handler in which an attempt was counted and not accepted, if there is one.
@@ -234,7 +202,6 @@ class HandlersPublisher(Publisher):
         except InvalidEvent as error:
             # Another attempt would fail in the same way. A newer version is retried, because this process may be the
             # older one of a deployment.
-            self._log(found, message, error, "Handler")
             return rejected(
                 f"{describe(error, MAX_ERROR_LENGTH).rstrip('.')}. Correct the class or the message, and requeue it",
                 error_class=INVALID_EVENT,
@@ -254,19 +221,7 @@ class HandlersPublisher(Publisher):
                 "restart the relay and requeue the message",
                 error_class=NOT_RUN,
             )
-        except BaseException as error:
-            # After a conflict with another transaction, the relay calls it again.
-            if not is_interrupt(error) and not shows_conflict(error):
-                self._log(found, message, error, "Handler")
-            raise
-        if not isinstance(returned, Outcome):
-            return ACCEPTED
-        if returned.kind in (OutcomeKind.UNANSWERED, OutcomeKind.BLOCKED):
-            raise TypeError(
-                f"the handler {found.name} returned an outcome {returned.kind.value!r}; return retry_later(), "
-                "set_aside() or rejected()"
-            )
-        return read_outcome(returned)
+        return _read_outcome(found, returned)
 
     def _run(
         self, found: AnyHandler, function: Callable[..., Any], event: Any, message: Message, *error: Any, using: str
@@ -281,7 +236,7 @@ class HandlersPublisher(Publisher):
             if seconds is None:
                 return context.run(finish, call())
             began = time.monotonic()
-            with _limited_statements(using, seconds):
+            with _limited_statements(context, using, seconds):
                 # The call of a coroutine function takes no time.
                 returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
                 return context.run(finish, returned, seconds, time.monotonic() - began)
@@ -397,19 +352,31 @@ def _keeping_context(
 
 
 @contextmanager
-def _limited_statements(using: str, seconds: float) -> Iterator[None]:
-    """Let the database cancel statements that take longer than the time limit."""
-    connection = connections[using]
-    store = get_store(connection)
+def _limited_statements(context: contextvars.Context, using: str, seconds: float) -> Iterator[None]:
+    """Let the database cancel statements that take longer than the time limit.
+
+    A handler that calls another one has its own limit again afterwards.
+
+    Args:
+        context: the context of the handler.
+    """
+    store = get_store(connections[using])
+    deadlines = _deadlines.get({})
+    context.run(_deadlines.set, {**deadlines, using: time.monotonic() + seconds})
+
+    def restore() -> None:
+        outer = deadlines.get(using)
+        store.limit_statements(None if outer is None else max(outer - time.monotonic(), 0.001))
+
     store.limit_statements(seconds)
     try:
         yield
     except BaseException:
         # In a transaction that was aborted, the rollback removes the limit.
         with suppress(Error):
-            store.limit_statements(None)
+            restore()
         raise
-    store.limit_statements(None)
+    restore()
 
 
 def _no_handler(message: Message, name: str = "") -> Outcome:
@@ -426,6 +393,18 @@ def _no_handler(message: Message, name: str = "") -> Outcome:
         "handlers.py of an installed app; then restart the relay, and requeue the message if it has failed",
         error_class=NO_HANDLER,
     )
+
+
+def _read_outcome(found: AnyHandler, returned: object) -> Outcome:
+    """Return the outcome that a handler returned; any other value means that it accepted the message."""
+    remedy = "return one outcome: retry_later(), set_aside() or rejected()"
+    if isinstance(returned, list | tuple | set) and any(isinstance(each, Outcome) for each in returned):
+        raise TypeError(f"the handler {found.name} returned several outcomes for one message; {remedy}")
+    if not isinstance(returned, Outcome):
+        return ACCEPTED
+    if returned.kind in (OutcomeKind.UNANSWERED, OutcomeKind.BLOCKED):
+        raise TypeError(f"the handler {found.name} returned an outcome {returned.kind.value!r}; {remedy}")
+    return read_outcome(returned, f"the handler {found.name}")
 
 
 class NotRun(TypeError):

@@ -40,6 +40,9 @@ def call_within(seconds: float, function: Callable[[], Any]) -> Any:
     except _Interrupted:
         # It may have arrived in `stop`.
         watch.stop()
+        if not watch.fired:
+            # It is for a handler that has called this one.
+            raise
         raise too_slow(seconds) from None
 
 
@@ -60,7 +63,7 @@ class _Watch:
         self._running = threading.Lock()
         self._firing = threading.Lock()
         self._stopped = False
-        self._fired = False
+        self.fired = False
 
     def start(self) -> None:
         self._running.acquire()
@@ -74,7 +77,7 @@ class _Watch:
             self._running.release()
         if held:
             self._firing.release()
-        if self._fired:
+        if self.fired:
             _raise_in(self._thread, None)
 
     def _watch(self) -> None:
@@ -83,7 +86,7 @@ class _Watch:
             if self._running.acquire(timeout=max(seconds, 0.0)) or not self._firing.acquire(timeout=LOCK_PATIENCE):
                 return
             if not self._stopped:
-                self._fired = True
+                self.fired = True
                 _raise_in(self._thread, _Interrupted)
             self._firing.release()
             seconds = INTERRUPTION_INTERVAL

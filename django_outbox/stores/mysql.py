@@ -410,7 +410,8 @@ class MySQLStore(LockingStore):
         name, kept = self._statement_limit, "@outbox_unlimited"
         if seconds is not None:
             limit = max(seconds, 0.001)
-            self._set_session({kept: f"@@{name}", name: limit if self.dialect.is_mariadb else round(limit * 1000)})
+            keeping = {} if self.connection.connection in _limited else {kept: f"@@{name}"}
+            self._set_session({**keeping, name: limit if self.dialect.is_mariadb else round(limit * 1000)})
             _limited.add(self.connection.connection)
         elif self.connection.connection in _limited:
             # Another session, if a handler has closed this one, has no limit of the handler.

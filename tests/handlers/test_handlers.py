@@ -13,7 +13,7 @@ from django.utils import translation
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import Reject, RetryLater, handler
-from django_outbox.messages import Message, Outcome, class_path, rejected, retry_later, set_aside, unanswered
+from django_outbox.messages import BLOCKED, Message, Outcome, class_path, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.signals import messages_failed
@@ -99,6 +99,27 @@ def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
     (message,) = OutboxMessage.objects.using(using)
     assert (message.status, message.attempts) == (status, attempts)
     assert effects(using) == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        ([retry_later("not yet")], "returned several outcomes for one message; return one outcome: retry_later(), "),
+        (BLOCKED, "returned an outcome 'blocked'; return one outcome: retry_later(), "),
+        (Outcome("deferred"), "returned an Outcome with a kind of type str"),  # type: ignore[arg-type]
+    ],
+    ids=["list", "reserved kind", "wrong kind"],
+)
+def test_a_wrong_outcome_is_an_error_that_names_the_handler(using: str, returned: object, error: str):
+    @handler("t", name="shop.pay")
+    def work(payload: Any, message: Message) -> object:
+        return returned
+
+    put(1, using)
+    deliver_once(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert message.status == Status.PENDING
+    assert message.error.startswith(f"TypeError: the handler shop.pay {error}")
 
 
 @pytest.mark.parametrize(

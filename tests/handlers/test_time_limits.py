@@ -146,30 +146,70 @@ def test_the_limit_of_statements_ends_with_the_handler(using: str):
     assert effects(using) == ["0"]
 
 
+READ_LIMIT = {
+    "postgresql": "SELECT setting::int / 1000.0 FROM pg_settings WHERE name = 'statement_timeout'",
+    "mysql": "SELECT @@max_execution_time / 1000.0",
+    "mariadb": "SELECT @@max_statement_time",
+}
+
+SET_LIMIT = {"mysql": "max_execution_time = 50000", "mariadb": "max_statement_time = 50"}
+
+
+def statement_limit(using: str) -> float:
+    """The seconds after which the database ends a statement of this session; 0 without a limit."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(READ_LIMIT[using])
+        return float(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("using", ["postgresql", *MYSQL_AND_MARIADB])
+def test_a_handler_has_its_own_limit_of_statements_again_after_it_has_called_another_one(using: str):
+    @handler("inner", time_limit=5000)
+    def inner(payload: Any, message: Message) -> None: ...
+
+    @handler("t", time_limit=500)
+    def outer(payload: Any, message: Message) -> None:
+        HandlersPublisher("default").handle(make_message(type="inner"), using)
+        limits.append(statement_limit(using))
+
+    limits: list[float] = []
+    before = statement_limit(using)
+    put(1, using)
+    deliver_once(using)
+    assert 0 < limits[0] <= 500
+    assert statement_limit(using) == before
+
+
+def test_an_interruption_ends_the_call_that_took_too_long_and_not_one_inside():
+    def call_another() -> None:
+        call_within(60, lambda: compute(""))
+
+    with pytest.raises(HandlerTimeout, match=r"0\.01 s"):
+        call_within(0.01, call_another)
+
+
 @pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_session_has_its_own_limit_of_statements_again_after_the_handler(using: str, closes: bool):
     connection = connections[using]
-    name = "max_statement_time" if connection.mysql_is_mariadb else "max_execution_time"  # type: ignore[attr-defined]
 
     @handler("t", time_limit=60)
     def work(payload: Any, message: Message) -> None:
         if closes:
             connection.close()
 
-    def read() -> float:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT @@{name}")
-            return float(cursor.fetchone()[0])
+    @handler("nested", time_limit=50)
+    def call_another(payload: Any, message: Message) -> None:
+        HandlersPublisher("default").handle(make_message(type="t"), using)
 
-    before = read()
+    before = statement_limit(using)
     if not closes:
         with connection.cursor() as cursor:
-            before = 5000.0
-            cursor.execute(f"SET SESSION {name} = {before:.0f}")
-    for _ in range(2):
-        HandlersPublisher("default").handle(make_message(type="t"), using)
-        assert read() == before
+            before = 50.0
+            cursor.execute("SET SESSION " + SET_LIMIT[using])
+    for type in ("t", "t", "nested"):
+        HandlersPublisher("default").handle(make_message(type=type), using)
+        assert statement_limit(using) == before
     connection.close()
 
 
