@@ -79,6 +79,12 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
     assert inbox.tally.received == 1
 
 
+def test_pika_warns_of_nothing_if_heartbeats_are_switched_off(source, make_inbox, caplog):
+    source.send(*range(5))
+    read_all(make_inbox(url=broker_url(query="heartbeat=0")), source)
+    assert "heartbeat" not in caplog.text
+
+
 def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypatch):
     """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
     store = InboxWriter.store

@@ -6,6 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 import pika
+from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 from pika.channel import Channel
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
@@ -138,7 +139,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     kind = "consumer"
 
     def __init__(self, consumer: RabbitMQConsumer) -> None:
-        super().__init__(consumer, consumer.hosts, lambda connection: DeliveryWire(connection, self._on_delivery))
+        super().__init__(consumer, consumer.hosts, self._make_wire)
         self._queue = consumer.queue
         # While one batch is stored, the next one arrives.
         self._window = Window(min(2 * consumer.batch_size, MAX_SHORT), consumer.limits.first_size)
@@ -167,6 +168,9 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         self._thread.join(2 * CLOSE_TIMEOUT)
 
     # Beginning
+
+    def _make_wire(self, connection: AbstractStreamProtocol) -> DeliveryWire:
+        return DeliveryWire(connection, self._on_delivery, int(self.host.heartbeat or 0))
 
     def _on_open(self, connection: pika.SelectConnection) -> None:
         connection.channel(on_open_callback=self._on_channel_open)

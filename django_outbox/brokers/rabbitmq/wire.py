@@ -227,11 +227,18 @@ class ConfirmWire(Wire):
 
 
 class DeliveryWire(Wire):
-    """Reads deliveries."""
+    """Reads deliveries.
 
-    def __init__(self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivered], object]) -> None:
+    Args:
+        heartbeat: the interval of heartbeats in seconds; 0 for none, which pika then does not expect.
+    """
+
+    def __init__(
+        self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivered], object], heartbeat: int
+    ) -> None:
         super().__init__(connection)
         self._on_delivery = on_delivery
+        self._heartbeat = heartbeat
         # The message being received. There is one channel, so the frames of two messages are never mixed.
         self._method = b""
         self._properties = b""
@@ -261,7 +268,7 @@ class DeliveryWire(Wire):
         self._rest = data[position:]
         if start < position:
             self.connection.data_received(data[start:position])
-        elif start and time.monotonic() >= self._pass_on_at:
+        elif start and self._heartbeat and time.monotonic() >= self._pass_on_at:
             self._pass_on_at = time.monotonic() + PASS_ON_INTERVAL
             self.connection.data_received(HEARTBEAT)
 
