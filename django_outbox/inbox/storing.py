@@ -134,11 +134,12 @@ class InboxWriter:
         self._store = get_store(connections[self._using])
         self._received = Received()
         entries = [entry for incoming in batch if (entry := self._read(incoming)) is not None]
-        error = self._attempt(partial(self._insert, entries))
-        if isinstance(error, InvalidMessage):
-            # `once_many` refuses its own arguments; the messages were validated before.
-            raise error
-        if error is not None:
+        try:
+            self._attempt(partial(self._insert, entries))
+        except Unstorable as error:
+            if isinstance(error.__cause__, InvalidMessage):
+                # `once_many` refuses its own arguments; the messages were validated before.
+                raise error.__cause__ from None
             # One of them is the cause, although it passed all checks.
             for entry in entries:
                 self._insert_alone(entry)
@@ -153,26 +154,32 @@ class InboxWriter:
         if options.unknown_types == "drop" and not is_known_type(options.publisher, incoming.type):
             self._received.dropped.append(incoming)
             return None
-        found = self._attempt(partial(read_incoming, incoming, options, self._store.dialect))
-        return self._refuse(incoming, _explain(found)) if isinstance(found, Exception) else (incoming, found)
+        try:
+            return incoming, self._attempt(partial(read_incoming, incoming, options, self._store.dialect))
+        except Unstorable as error:
+            return self._refuse(incoming, str(error))
 
     def _refuse(self, incoming: Incoming, reason: str) -> Entry | None:
         """Return a failed message that describes one that cannot be stored; None after rejecting an even worse one."""
-        found = self._attempt(partial(describe_unstorable, incoming, reason, self._options, self._store.dialect))
-        if isinstance(found, Exception):
-            self._reject(incoming, f"{reason} Nor can it be stored as a failed message: {_explain(found)}")
+        describing = partial(describe_unstorable, incoming, reason, self._options, self._store.dialect)
+        try:
+            return incoming, self._attempt(describing)
+        except Unstorable as error:
+            self._reject(incoming, f"{reason} Nor can it be stored as a failed message: {error}")
             return None
-        return incoming, found
 
     def _reject(self, incoming: Incoming, reason: str) -> None:
         self._received.rejected.append(Rejected(incoming, reason))
-        found = self._attempt(partial(id_of_incoming, incoming, self._options))
+        try:
+            message_id = str(self._attempt(partial(id_of_incoming, incoming, self._options)))
+        except Unstorable:
+            message_id = "without an ID"
         logger.error(
             "Consumer %(consumer)r: message %(message_id)s of type %(type)s was rejected; it is lost unless its source "
             "has dead letters: %(reason)s",
             event="inbox.message_rejected",
             consumer=self._options.alias,
-            message_id=f"without an ID ({type(found).__name__})" if isinstance(found, Exception) else str(found),
+            message_id=message_id,
             type=one_line(incoming.type, 100),
             reason=reason,
         )
@@ -257,22 +264,21 @@ class InboxWriter:
 
     def _insert_alone(self, entry: Entry) -> None:
         """Insert a message, or what describes it."""
-        error = self._attempt(partial(self._insert, [entry]))
-        if error is None:
-            return
-        reason = describe(error) if isinstance(error, DatabaseError) else _explain(error)
-        refused = self._refuse(entry[0], reason)
-        if refused is not None:
-            self._insert([refused])
+        try:
+            self._attempt(partial(self._insert, [entry]))
+        except Unstorable as error:
+            refused = self._refuse(entry[0], str(error))
+            if refused is not None:
+                self._insert([refused])
 
-    def _attempt(self, work: Callable[[], T]) -> T | Exception:
-        """Return the result of a function, or the error that content causes in it. Other errors are raised."""
+    def _attempt(self, work: Callable[[], T]) -> T:
+        """Return the result of a function. Raise `Unstorable` for an error that content causes in it."""
         try:
             return work()
         except Exception as error:
             if not self._is_about_content(error, work):
                 raise
-            return error
+            raise Unstorable(_explain(error)) from error
 
     def _is_about_content(self, error: Exception, again: Callable[[], object]) -> bool:
         """Return whether content caused the error of a function.
@@ -295,6 +301,8 @@ class InboxWriter:
 
 def _explain(error: Exception) -> str:
     """Return why a message cannot be stored. An unexpected error's text may quote the message, so it is left out."""
+    if isinstance(error, DatabaseError):
+        return describe(error)
     return one_line(error) if isinstance(error, Unstorable | InvalidMessage) else f"it raised {type(error).__name__}."
 
 
