@@ -13,7 +13,6 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from django.db import transaction
 from django.test import override_settings
-from django.utils import timezone
 
 from django_outbox.celery import OutboxTask
 from django_outbox.models import OutboxMessage
@@ -116,21 +115,6 @@ def test_links_are_called(tasks: Tasks):
         tasks.fail.apply_async(("no",), link_error=link_error)
     assert result(called) == 3
     assert result(called_after_error) == "failed"
-
-
-def test_options_reach_the_worker(tasks: Tasks):
-    call = tasks.describe_request.apply_async(priority=5, headers={"custom": [1, "x"]})
-    found = result(call)
-    assert (found["custom"], found["priority"], found["correlation_id"]) == ([1, "x"], 5, call.id)
-
-
-def test_a_task_does_not_start_before_its_eta(tasks: Tasks):
-    eta = timezone.now() + datetime.timedelta(seconds=4)
-    call = tasks.describe_request.apply_async(eta=eta)
-    assert OutboxMessage.objects.using(USING).get().available_at == eta
-    found = result(call)
-    assert found["now"] >= eta
-    assert datetime.datetime.fromisoformat(found["eta"]) == eta
 
 
 def test_a_task_that_expired_in_the_outbox_is_revoked(tasks: Tasks):

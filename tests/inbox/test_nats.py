@@ -1,6 +1,5 @@
 """The JetStream consumer: its options, its durable consumer, and what it reads."""
 
-import datetime
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -347,9 +346,3 @@ def test_where_a_message_comes_from_is_in_the_subject_of_its_acknowledgement():
     # With a domain, as servers since 2.10 send it.
     long = b"$JS.ACK.hub.AbCdEf.SHOP.billing.1.7.9.1767323045000000000.0.token"
     assert origin_of(short) == origin_of(long) == (b"SHOP", b"billing", b"7", b"1767323045000000000")
-
-
-def test_a_time_without_a_zone_is_ignored():
-    assert read(b"outbox-occurred-at: 2026-01-02T03:04:05").sent_at is None
-    time = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
-    assert read(b"outbox-occurred-at: 2026-01-02T03:04:05Z").sent_at == time

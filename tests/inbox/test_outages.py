@@ -85,29 +85,6 @@ def test_pika_warns_of_nothing_if_heartbeats_are_switched_off(source, make_inbox
     assert "heartbeat" not in caplog.text
 
 
-def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypatch):
-    """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
-    store = InboxWriter.store
-    sizes: list[int] = []
-
-    def measure(self, batch):
-        intake = inbox.consumers[0]._connection.intake
-        time.sleep(0.05)
-        sizes.append(intake._size)
-        return store(self, batch)
-
-    inbox = make_inbox(batch_bytes=500_000)
-    inbox.consumers[0].limits = ReadingLimits(first_size=2000, read_interval=60)
-    monkeypatch.setattr(InboxWriter, "store", measure)
-    source.send(*["x" * 100_000] * 100)
-    eventually(lambda: source.unsettled() == 100)
-    read_all(inbox, source)
-    assert len(payloads("default")) == 100
-    assert source.unsettled() == 0
-    # One read of the socket has at most 100 KiB, and a message may end in it.
-    assert max(sizes) <= 2 * 500_000 + 300_000
-
-
 def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(source, make_inbox, monkeypatch):
     """Heartbeats must be read, and with them comes one read of the socket, of at most 100 KiB."""
     interval, body, batch_bytes = 0.1, "x" * 1_000, 100_000

@@ -6,21 +6,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer
-from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
-from tests.inbox.processes import RUN_INBOX
+from tests.inbox.conftest import QUICK, payloads, read_all, running, stored
 from tests.inbox.sources.redis import RedisSource
 from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
@@ -102,42 +98,6 @@ def take_away(source: RedisSource) -> bool:
     pipeline.xadd(source.name, {"id": str(uuid.uuid4()), "type": "a", "payload": "2"})
     pipeline.xreadgroup(source.group, "vanished", {source.name: ">"})
     return bool(pipeline.execute()[1])
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_and_restarted_again_and_again_keeps_the_order(source, start):
-    count = 4_000
-    pipeline = source.client.pipeline()
-    for number in range(count):
-        fields = {"id": str(uuid.uuid4()), "type": "a", "key": f"key-{number % 20}", "payload": str(number)}
-        pipeline.xadd(source.name, fields)
-    pipeline.execute()
-    name, options = (
-        str(connections["postgresql"].settings_dict["NAME"]),
-        {"claim_idle": 300.0, "batch_size": 200, "consumer": "billing-1"},
-    )
-    arguments = RUN_INBOX, "postgresql", name, json.dumps(outbox_of(source, **options)), "nowhere"
-    messages = OutboxMessage.objects.using("postgresql")
-
-    def has_stored(number: int) -> bool:
-        return messages.count() >= number
-
-    left = []
-    for kill in range(1, 4):
-        process = start(*arguments)
-        eventually(partial(has_stored, kill * 900), "it has stored a part")
-        process.kill()
-        process.wait()
-        left.append(source.client.xpending(source.name, source.group)["pending"])
-    assert messages.count() < count
-    # One kill may hit the moment after an acknowledgement.
-    assert any(left)
-    process = start(*arguments)
-    eventually(lambda: messages.count() == count, "it has stored all")
-    eventually(lambda: not source.unsettled(), "it has settled all")
-    process.kill()
-    process.wait()
-    assert payloads("postgresql") == [*range(count)]
 
 
 def test_a_consumer_with_a_name_gets_the_entries_of_that_name_first_and_at_once(source, make_inbox):

@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers.aws.encoding import group_id
-from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from django_outbox.relay.sending.isolation import Isolation
-from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
+from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import AwsAnswers, Failures, Raw
 from tests.support.aws.cases import Case
 from tests.support.claimed import make_message
-from tests.support.jars import ELASTICMQ
 
 pytest_plugins = ["tests.support.aws.fixtures"]
 
@@ -45,22 +42,6 @@ def test_a_message_beyond_the_limit_is_rejected_alone(case: Case):
     assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
     assert outcomes[1].error_class == "aws.too_large"
     assert "max_message_bytes is 4,096" in outcomes[1].error
-
-
-@pytest.mark.skipif(not ELASTICMQ.is_usable, reason=ELASTICMQ.remedy)
-def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_others_arrive():
-    with closing(ElasticMQSubject()) as subject:
-        publisher = subject.publisher(max_message_bytes=1024 * 1024)
-        large = make_message(subject.topic, b'"' + b"x" * 300_000 + b'"')
-        messages = [*subject.messages(b"0", b"1"), large, *subject.messages(b"2", b"3")]
-        first = call_publisher(publisher.publish, messages)
-        outcomes = Isolation(publisher.publish, messages, "default").run(first)
-        assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED] * 2 + [OutcomeKind.REJECTED] + [
-            OutcomeKind.ACCEPTED
-        ] * 2
-        assert "MessageTooLong" in outcomes[2].error
-        # Without a key, each one is in a group of its own.
-        assert sorted(each.body for each in subject.received()) == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,7 @@
 
 import gc
 import os
-import random
 import signal
-import string
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -85,20 +81,10 @@ def test_messages_of_a_key_arrive_in_order_if_the_publisher_promises_it(subject:
         assert [each.body for each in received if each.key == key] == sent
 
 
-PAYLOADS = {
-    "emoji": '{"n": "🦡 – ß\\u2028"}'.encode(),
-    "200 kB": b'"' + b"x" * 200_000 + b'"',
-    "3 kB random": f'"{"".join(random.Random(7).choices(string.ascii_letters + string.digits, k=3_000))}"'.encode(),
-    "null": b"null",
-    "spelling": b'{"spaces":   1.50, "a": 1e5, "a": 2}',
-}
-
-
-@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
-def test_a_payload_arrives_unchanged(subject: Subject, payload: bytes):
-    messages = subject.messages(b"1", payload, b"2")
-    assert subject.publisher().publish(messages) == [ACCEPTED] * 3
-    assert sorted(each.body for each in subject.received()) == sorted([b"1", payload, b"2"])
+def test_payloads_arrive_unchanged(subject: Subject):
+    payloads = [b'{"spaces":   1.50, "a": 1e5, "a": 2}', b"null", '{"n": "🦡 – ß\\u2028"}'.encode()]
+    assert subject.publisher().publish(subject.messages(*payloads)) == [ACCEPTED] * 3
+    assert sorted(each.body for each in subject.received()) == sorted(payloads)
 
 
 def test_a_payload_of_the_largest_size_arrives_unchanged(subject: Subject):
@@ -264,11 +250,10 @@ def test_a_publisher_keeps_nothing_of_delivered_messages(broker: BrokerSubject):
     publisher = broker.publisher()
     count = min(broker.many // 10, 100)
     batch = broker.messages(*[b'"' + b"x" * (1_000_000 // count) + b'"'] * count)
-    for _ in range(3):
-        publisher.publish(batch)
+    publisher.publish(batch)
     tracemalloc.start()
     try:
-        for _ in range(10):
+        for _ in range(3):
             assert publisher.publish(batch) == [ACCEPTED] * count
         # A client may leave cycles, which are not kept.
         gc.collect()
@@ -277,16 +262,3 @@ def test_a_publisher_keeps_nothing_of_delivered_messages(broker: BrokerSubject):
         tracemalloc.stop()
     # One batch is a megabyte.
     assert kept < 500_000
-
-
-def test_the_contract_imports_nothing_but_messages():
-    code = "import sys, django_outbox.brokers.publisher; print(*sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert {
-        name for name in printed.split() if name.partition(".")[0] in ("django", "django_outbox", "nats", "pika")
-    } == {
-        "django_outbox",
-        "django_outbox.messages",
-        "django_outbox.brokers",
-        "django_outbox.brokers.publisher",
-    }

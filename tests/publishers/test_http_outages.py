@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_outbox.messages import Outcome, OutcomeKind, unanswered
+from django_outbox.messages import Outcome, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
-from tests.support.ports import free_port
 
 pytest_plugins = ["tests.support.http.fixtures"]
 
@@ -25,15 +24,6 @@ def held() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-def test_a_server_that_is_down_is_an_outage(make_webhooks: MakePublisher):
-    down = f"http://127.0.0.1:{free_port()}"
-    publisher = make_webhooks(down)
-    outcomes = list(publisher.publish([make_message() for _ in range(50)]))
-    reason = f"{down}: connection refused; start the receiver, or correct host and port in url"
-    assert outcomes == [unanswered(reason)] * 50
-    assert publisher.prepare() == reason
 
 
 def test_a_message_that_alone_has_no_response_is_to_blame(make_webhooks: MakePublisher, held: threading.Event):

@@ -13,7 +13,7 @@ from pika import spec
 
 from django_outbox.brokers.rabbitmq import connection
 from django_outbox.brokers.rabbitmq.publisher_connection import RabbitMQPublisherConnection
-from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds, only_error
 from tests.support.ports import free_port
@@ -54,34 +54,23 @@ def test_a_durable_exchange_is_declared_on_demand(broker: Broker, make_publisher
     broker.channel.exchange_declare(exchange, "headers", durable=True)
 
 
-def refused_by_channel(broker: Broker, proxy: Proxy, make_publisher: MakePublisher, text: str) -> list[Outcome]:
-    """Publish a message whose confirm is a 403 that closes the channel, and return the outcomes."""
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("exchange 'shop'", OutcomeKind.UNANSWERED), ("topic 'a.b' in exchange 'shop'", OutcomeKind.DEFERRED)],
+    ids=["exchange", "topic"],
+)
+def test_a_user_who_may_not_write_to_the_exchange_is_an_outage_but_not_one_who_may_not_use_a_routing_key(
+    broker: Broker, proxy: Proxy, make_publisher: MakePublisher, place: str, kind: OutcomeKind
+):
+    text = f"ACCESS_REFUSED - access to {place} in vhost '/' refused for user 'guest'"
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
     proxy.hold_back()
     publishing = Publishing(publisher, [make_message("a.b")])
     eventually(lambda: in_flight(publisher), "the message was sent")
     say(proxy, spec.Channel.Close(403, text, 60, 40), channel=1)
-    outcomes = publishing.outcomes()
+    assert f"403 {text}: give the user of the url " in only_error(publishing.outcomes(), kind)
     proxy.resume()
-    return list(outcomes)
-
-
-def test_a_user_that_may_not_write_is_an_error_with_the_remedy(
-    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
-):
-    text = "ACCESS_REFUSED - access to exchange 'shop' in vhost '/' refused for user 'guest'"
-    error = only_error(refused_by_channel(broker, proxy, make_publisher, text), OutcomeKind.UNANSWERED)
-    assert f"403 {text}: give the user of the url permission to write" in error
-
-
-def test_a_message_for_a_topic_without_permission_is_deferred(
-    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
-):
-    text = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'shop' in vhost '/' refused for user 'guest'"
-    (outcome,) = refused_by_channel(broker, proxy, make_publisher, text)
-    assert (outcome.kind, outcome.error_class) == (OutcomeKind.DEFERRED, "rabbitmq.refused")
-    assert f"403 {text}: give the user of the url topic permission" in outcome.error
 
 
 # Connecting
@@ -125,25 +114,12 @@ def test_connecting_is_bounded_in_time(broker: Broker, proxy: Proxy, make_publis
     publisher.close()
     last_call = pika.frame.Method(1, spec.Confirm.Select()).marshal()
     all_but_one_byte = proxy.beginning.index(last_call) + len(last_call) - 1
-    for allowed in (0, 8, all_but_one_byte // 2, all_but_one_byte - 20, all_but_one_byte):
+    for allowed in (0, all_but_one_byte):
         proxy.hold_back(after=allowed)
         error = only_error(publisher.publish([make_message(queue)]), OutcomeKind.UNANSWERED)
         assert f"cannot connect to RabbitMQ at 127.0.0.1:{proxy.port}: no response in time" in error
     proxy.resume()
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-
-
-@pytest.mark.parametrize("down", ["refused", "unresolvable"])
-def test_a_node_that_is_down_is_skipped(
-    broker: Broker, make_publisher: MakePublisher, down: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("random.sample", lambda hosts, _count: [*hosts])
-    first = {
-        "refused": broker_url(port=free_port()),
-        "unresolvable": "amqp://guest:guest@no-such-host.invalid/",
-    }
-    publisher = make_publisher([first[down], settings.AMQP_URL], timeout=2)
-    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
 
 
 def test_the_nodes_are_tried_in_random_order(make_publisher: MakePublisher):
@@ -173,17 +149,6 @@ def test_connecting_has_a_short_timeout_for_each_node(
     assert proxy.connections == 5
     # The first connection can be closed cleanly.
     proxy.resume()
-
-
-def test_prepare_connects_or_returns_the_reason_of_the_failure(proxy: Proxy, make_publisher: MakePublisher):
-    publisher = make_publisher(broker_url(port=proxy.port))
-    assert publisher.prepare() == ""
-    assert publisher.prepare() == ""
-    assert proxy.connections == 1
-    port = free_port()
-    reason = make_publisher(broker_url(port=port)).prepare()
-    assert reason.startswith(f"cannot connect to RabbitMQ at 127.0.0.1:{port}: ")
-    assert "refused" in reason
 
 
 def test_a_connection_that_is_replaced_while_it_opens_is_opened_again(proxy: Proxy, make_publisher: MakePublisher):
@@ -225,19 +190,6 @@ def test_unconfirmed_messages_are_unanswered_when_the_connection_is_lost(
     again = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome != ACCEPTED]
     assert publisher.publish(again) == [ACCEPTED] * len(again)
     assert proxy.connections == 2
-
-
-def test_a_connection_that_the_broker_closes_is_replaced(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
-    queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port))
-    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    proxy.hold_back()
-    publishing = Publishing(publisher, [make_message(queue)])
-    eventually(lambda: in_flight(publisher), "the message was sent")
-    say(proxy, spec.Connection.Close(320, "CONNECTION_FORCED - by an operator", 0, 0))
-    assert "320 CONNECTION_FORCED - by an operator" in only_error(publishing.outcomes(), OutcomeKind.UNANSWERED)
-    proxy.resume()
-    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
 
 
 def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
@@ -331,14 +283,6 @@ def test_more_threads_than_channels_take_turns(broker: Broker, make_publisher: M
 
 def publisher_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "outbox-rabbitmq-shop"]
-
-
-def test_close_ends_the_connection_and_its_thread(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
-    publisher = make_publisher(broker_url(port=proxy.port))
-    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
-    assert publisher_threads() == ["outbox-rabbitmq-shop"]
-    publisher.close()
-    assert publisher_threads() == []
 
 
 def test_close_does_not_wait_for_an_unresponsive_broker(

@@ -1,9 +1,6 @@
 """What Redis's errors mean for a message: provoked on a server of the test's own, as far as that is possible."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
 
 import pytest
 import redis
@@ -13,7 +10,6 @@ from django_outbox.brokers.redis.errors import explain, outcome_of
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer
-from tests.support.waiting import eventually
 
 DEFAULTS = {
     "maxmemory": "0",
@@ -101,27 +97,6 @@ def test_a_payload_beyond_the_limit_of_the_server_is_rejected_alone(server):
     outcomes = publisher.publish([make_message("s"), make_message("s", b"1" * 2_000_000), make_message("s")])
     assert [outcome.error_class for outcome in outcomes] == ["", "redis.too_large", ""]
     publisher.close()
-
-
-def test_a_server_that_is_busy_with_a_script_is_an_outage(server, publisher):
-    def run_script() -> None:
-        with redis.Redis(port=server.port, socket_timeout=30) as client, suppress(redis.RedisError):
-            client.eval("while true do end", 0)
-
-    thread = threading.Thread(target=run_script)
-    thread.start()
-    try:
-        outcome = eventually(lambda: not_accepted(publisher), "the server is busy")
-        assert outcome.kind is OutcomeKind.UNANSWERED
-        assert "script" in outcome.error
-    finally:
-        server.client.script_kill()
-        thread.join()
-
-
-def not_accepted(publisher: RedisStreamsPublisher) -> Any:
-    (outcome,) = publisher.publish([make_message("s")])
-    return None if outcome is ACCEPTED else outcome
 
 
 @pytest.mark.parametrize(

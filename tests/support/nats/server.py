@@ -4,14 +4,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from nats.js.api import StreamConfig
-
 from tests.support.freezing import freeze, thaw
-from tests.support.nats.tools import Nats
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -27,19 +22,17 @@ class NatsServer:
     Args:
         config: its configuration, but for the address and JetStream.
         jetstream: whether JetStream is enabled.
-        name: its name in a cluster.
-        port: where clients connect; a free port by default.
 
     Attributes:
         port: where clients connect.
     """
 
-    def __init__(self, config: str = "", *, jetstream: bool = True, name: str = "test", port: int = 0) -> None:
-        self.port = port or free_port()
+    def __init__(self, config: str = "", *, jetstream: bool = True) -> None:
+        self.port = free_port()
         self._home = Path(tempfile.mkdtemp(prefix="outbox-nats-"))
         store = f'jetstream {{ store_dir: "{self._home}", max_mem: 256MB, max_file: 256MB }}\n' if jetstream else ""
         self._file = self._home / "nats.conf"
-        self._head = f'listen: "127.0.0.1:{self.port}"\nserver_name: {name}\n{store}'
+        self._head = f'listen: "127.0.0.1:{self.port}"\nserver_name: test\n{store}'
         self._file.write_text(self._head + config)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,33 +82,3 @@ class NatsServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
         shutil.rmtree(self._home, ignore_errors=True)
-
-
-@contextmanager
-def cluster(size: int = 3) -> Iterator[list[NatsServer]]:
-    """Run a cluster whose servers share streams, and wait until it has a leader."""
-    routes = [free_port() for _ in range(size)]
-    urls = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(
-                NatsServer(
-                    f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{urls}] }}\n', name=f"node{index}"
-                )
-            )
-            for index, port in enumerate(routes)
-        ]
-        with Nats(servers[0].url) as nats:
-            impatient = nats.client.jetstream(timeout=2)
-            probe = StreamConfig(name="probe", subjects=["probe"], num_replicas=size)
-
-            def is_complete() -> bool:
-                try:
-                    nats.run(lambda: impatient.add_stream(probe))
-                except Exception:
-                    return False
-                return True
-
-            eventually(is_complete, "the servers of the cluster share a stream")
-            nats.delete("probe")
-        yield servers

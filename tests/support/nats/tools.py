@@ -90,13 +90,6 @@ class Nats:
         """Do not delete the streams that were created so far."""
         self._streams.clear()
 
-    def leader(self, stream: str) -> str:
-        """Return the name of the server that leads a stream."""
-        cluster = self.run(lambda: self.js.stream_info(stream)).cluster
-        assert cluster is not None
-        assert cluster.leader is not None
-        return cluster.leader
-
     def seal(self, stream: str) -> None:
         """Let a stream take no more messages."""
         info = self.run(lambda: self.js.stream_info(stream))
