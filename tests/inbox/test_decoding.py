@@ -133,7 +133,7 @@ def test_deliveries_are_taken_out_and_everything_else_is_passed_on_however_it_is
                 data += pika.frame.Body(1, part).marshal()
     found: list[Delivered] = []
     pika_side = Pika()
-    wire = DeliveryWire(pika_side, found.append, heartbeat=0)  # type: ignore[arg-type]
+    wire = DeliveryWire(pika_side, found.append, has_heartbeats=False)  # type: ignore[arg-type]
     position = 0
     while position < len(data):
         size = sizes[position % len(sizes)]
@@ -145,7 +145,7 @@ def test_deliveries_are_taken_out_and_everything_else_is_passed_on_however_it_is
 
 def test_pika_gets_a_heartbeat_while_only_deliveries_arrive():
     pika_side = Pika()
-    wire = DeliveryWire(pika_side, lambda _: None, heartbeat=30)  # type: ignore[arg-type]
+    wire = DeliveryWire(pika_side, lambda _: None, has_heartbeats=True)  # type: ignore[arg-type]
     data = pika.frame.Method(1, pika.spec.Basic.Deliver("c", 1, False, "", "k")).marshal()
     wire.data_received(data)
     wire.data_received(data)

@@ -170,7 +170,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     # Beginning
 
     def _make_wire(self, connection: AbstractStreamProtocol) -> DeliveryWire:
-        return DeliveryWire(connection, self._on_delivery, int(self.host.heartbeat or 0))
+        return DeliveryWire(connection, self._on_delivery, has_heartbeats=bool(self.host.heartbeat))
 
     def _on_open(self, connection: pika.SelectConnection) -> None:
         connection.channel(on_open_callback=self._on_channel_open)

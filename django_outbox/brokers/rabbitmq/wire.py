@@ -230,15 +230,19 @@ class DeliveryWire(Wire):
     """Reads deliveries.
 
     Args:
-        heartbeat: the interval of heartbeats in seconds; 0 for none, which pika then does not expect.
+        has_heartbeats: whether the connection has heartbeats, so pika expects to receive something.
     """
 
     def __init__(
-        self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivered], object], heartbeat: int
+        self,
+        connection: AbstractStreamProtocol,
+        on_delivery: Callable[[Delivered], object],
+        *,
+        has_heartbeats: bool,
     ) -> None:
         super().__init__(connection)
         self._on_delivery = on_delivery
-        self._heartbeat = heartbeat
+        self._has_heartbeats = has_heartbeats
         # The message being received. There is one channel, so the frames of two messages are never mixed.
         self._method = b""
         self._properties = b""
@@ -268,7 +272,7 @@ class DeliveryWire(Wire):
         self._rest = data[position:]
         if start < position:
             self.connection.data_received(data[start:position])
-        elif start and self._heartbeat and time.monotonic() >= self._pass_on_at:
+        elif start and self._has_heartbeats and time.monotonic() >= self._pass_on_at:
             self._pass_on_at = time.monotonic() + PASS_ON_INTERVAL
             self.connection.data_received(HEARTBEAT)
 
