@@ -228,12 +228,12 @@ def install_browser() -> None:
 
 
 def install_prometheus() -> None:
-    """Install Prometheus for the tests of the alerts and the dashboard, if it is missing and this user may."""
-    if shutil.which("prometheus") and shutil.which("promtool"):
+    """Install promtool for the tests of the alerts and the dashboard, if it is missing and this user may."""
+    if shutil.which("promtool"):
         return
     announce("Installing Prometheus for the tests of the alerts and the dashboard")
-    if not system_packages.install("prometheus", purpose="install Prometheus and promtool"):
-        print("Prometheus could not be installed. The tests that need `prometheus` and `promtool` will fail.")
+    if not system_packages.install("prometheus", purpose="install promtool"):
+        print("Prometheus could not be installed. The tests that need `promtool` will fail.")
 
 
 def install_nats_server() -> None:

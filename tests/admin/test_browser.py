@@ -56,18 +56,6 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
     assert [statuses()[id] for id in messages] == [Status.PENDING, Status.FAILED, Status.PENDING]
 
 
-def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operator: Operator):
-    operator.follow(operator.find("#result_list .field-type a"))
-    assert operator.find(".field-pretty_payload pre").text.splitlines()[1] == '  "id": 19,'
-    assert operator.find(".field-linked_key .readonly").text == "<b>order-19</b>"
-    assert operator.find(".field-key_state .readonly").text.startswith("Yes. Later messages with this key wait")
-
-    operator.follow(operator.find(f'input[formaction*="{url("discard")}"]'))
-    operator.follow(operator.find("#content input[type=submit]"))
-    assert operator.find(".messagelist .success").text == "1 message was discarded."
-    assert messages[-1] not in statuses()
-
-
 def test_an_operator_edits_a_message_and_copies_its_payload(messages: list[int], operator: Operator):
     operator.follow(operator.find("#result_list .field-type a"))
     copy = operator.find(".field-pretty_payload .outbox-copy")
@@ -91,8 +79,7 @@ def test_an_operator_edits_a_message_and_copies_its_payload(messages: list[int],
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], operator: Operator, width: int):
-    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    operator.resize(width, 900)
     attempt = {"at": "2026-05-31T02:10:44.123456Z", "error_class": "shop." + "Timeout" * 20, "error": "slow " * 100}
     OutboxMessage.objects.filter(pk=messages[1]).update(
         history=[attempt] * 3, original={"payload": 1, "topic": "", "publisher": "default"}, error_class="long" * 50
@@ -102,12 +89,12 @@ def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], oper
     for page in [*lists, url("change", messages[1]), url("edit", messages[1])]:
         operator.open(page)
         assert operator.find("#result_list, form .module").is_displayed()
-        cut_off = operator.browser.execute_script(
+        cut_off = operator.script(
             "const boxes = [...document.querySelectorAll('html, #content, .results')];"
             "return boxes.filter(box => box.scrollWidth > box.clientWidth)"
         )
         assert cut_off == []
-        beyond = operator.browser.execute_script(
+        beyond = operator.script(
             "const edge = document.querySelector('#content-main, fieldset').getBoundingClientRect().right;"
             "const parts = [...document.querySelectorAll('.outbox-value, .outbox-history, #changelist-filter form')];"
             "return parts.filter(part => part.getBoundingClientRect().right > edge + 1)"
@@ -115,6 +102,4 @@ def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], oper
         assert beyond == []
     operator.open(CHANGELIST)
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
-    assert operator.browser.execute_script(top, "#changelist-filter") < operator.browser.execute_script(
-        top, "#result_list"
-    ), "the filter comes first"
+    assert operator.script(top, "#changelist-filter") < operator.script(top, "#result_list"), "the filter comes first"

@@ -120,11 +120,3 @@ class TestViewPermission:
         assert client.get(CHANGELIST).status_code == 403
         assert client.get(url("change", id)).status_code == 403
         assert client.post(url("requeue"), {"ids": id, "confirmed": "yes"}).status_code == 403
-
-    def test_shows_the_messages_and_offers_nothing(self):
-        (id,) = put(Status.FAILED)
-        client = client_with("view")
-        page = client.get(CHANGELIST)
-        assert listed(page) == [id]
-        assert "action-select" not in text(page)
-        assert "formaction" not in text(client.get(url("change", id)))

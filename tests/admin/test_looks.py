@@ -24,6 +24,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
     """The paths of all pages, on which everything is shown at once."""
     settings.OUTBOX = {"PUBLISHERS": {"default": BACKEND, "audit": BACKEND}}
     monkeypatch.setattr(overview, "status", a_bad_night)
+    operator.browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
     values: dict[str, Any] = {"type": "order.refunded", "error_class": "django_outbox.exceptions.InvalidEvent"}
     put(Status.PENDING, 2, age=-900, attempts=2, error=ERROR, **values)
     put(Status.PENDING, 1, type="newsletter.sent")
@@ -41,16 +42,6 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
     }
 
 
-def resize(operator: Operator, width: int) -> None:
-    screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
-    operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    operator.browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-
-
-def script(operator: Operator, body: str) -> Any:
-    return operator.browser.execute_script(body)
-
-
 FRAME = """
 const bar = document.querySelector('.breadcrumbs'), style = getComputedStyle(bar), box = bar.getBoundingClientRect();
 const item = bar.querySelector('li') || bar, link = getComputedStyle(bar.querySelector('a'));
@@ -65,15 +56,15 @@ return tool.getBoundingClientRect().top < title.getBoundingClientRect().bottom
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_the_frame_is_the_one_of_the_admins_own_pages(operator: Operator, pages: dict[str, str], width: int):
-    resize(operator, width)
+    operator.resize(width, 844)
     frames = {}
     for scheme in ("light", "dark"):
         operator.show(scheme)
         for name, path in pages.items():
             operator.open(path)
-            frames[name] = script(operator, FRAME)
+            frames[name] = operator.script(FRAME)
             if name in {"list", "overview"} and width == 1280:
-                assert script(operator, TOOLS_ARE_BESIDE_THE_TITLE), name
+                assert operator.script(TOOLS_ARE_BESIDE_THE_TITLE), name
         assert frames == dict.fromkeys(pages, frames["list"])
 
 
@@ -129,9 +120,9 @@ def test_no_word_is_broken_and_nothing_is_covered(
     for name, path in pages.items():
         operator.open(path)
         for width in (390, 600, 768, 1280, 1920):
-            resize(operator, width)
+            operator.resize(width, 844)
             checks = (BROKEN_WORDS, COVERED, BEYOND_THE_EDGE, WIDER_THAN_THEIR_BOX)
-            assert [script(operator, check) for check in checks] == [[], [], [], []], (name, width)
+            assert [operator.script(check) for check in checks] == [[], [], [], []], (name, width)
 
 
 LEVELS_ON_A_LINE_BELOW = """
@@ -148,17 +139,17 @@ return found
 
 
 def test_the_level_of_a_verdict_touches_no_line_of_its_sentence(operator: Operator, pages: dict[str, str]):
-    resize(operator, 390)
+    operator.resize(390, 844)
     operator.open(pages["overview"])
-    assert script(operator, "return document.querySelectorAll('.outbox-sentence').length") > 1
-    assert script(operator, LEVELS_ON_A_LINE_BELOW) == []
+    assert operator.script("return document.querySelectorAll('.outbox-sentence').length") > 1
+    assert operator.script(LEVELS_ON_A_LINE_BELOW) == []
 
 
 def test_a_phone_shows_the_first_message_without_scrolling(operator: Operator, pages: dict[str, str]):
-    resize(operator, 390)
+    operator.resize(390, 844)
     operator.open(pages["list"])
     assert (
-        script(operator, "return document.querySelector('#result_list tbody tr').getBoundingClientRect().bottom") < 844
+        operator.script("return document.querySelector('#result_list tbody tr').getBoundingClientRect().bottom") < 844
     )
 
 
@@ -168,14 +159,12 @@ def test_the_overview_has_colours_in_a_theme_without_those_of_the_admin(
 ):
     operator.show(scheme)
     operator.open(pages["overview"])
-    script(operator, "document.querySelectorAll('link[href*=\"/admin/css/\"]').forEach(link => link.remove())")
-    fills = script(
-        operator,
+    operator.script("document.querySelectorAll('link[href*=\"/admin/css/\"]').forEach(link => link.remove())")
+    fills = operator.script(
         "return ['delivered', 'failed'].map(name => getComputedStyle(document.querySelector(`.outbox-${name}`)).fill)",
     )
     assert len({*fills, "rgb(0, 0, 0)"}) == 3
-    levels = script(
-        operator,
+    levels = operator.script(
         "return [...document.querySelectorAll('.outbox-verdict')].map(each => getComputedStyle(each).backgroundColor)",
     )
     assert len({*levels, "rgba(0, 0, 0, 0)"}) == 3
@@ -190,7 +179,7 @@ WHERE = {"include": [["#content"]], "exclude": [["#changelist-search"]]}
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_no_violation(operator: Operator, pages: dict[str, str], scheme: str, width: int):
     axe = pytest.importorskip("axe_selenium_python", reason="it needs Python 3.12").Axe(operator.browser)
-    resize(operator, width)
+    operator.resize(width, 844)
     operator.show(scheme)
     for name, path in pages.items():
         operator.open(path)

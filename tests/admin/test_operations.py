@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
-from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
-from django.db import IntegrityError, connections
+from django.db import IntegrityError
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_outbox.admin import operations as admin_operations
@@ -103,16 +101,6 @@ class TestOperations:
         assert statuses(using)[ids[0]] is Status.PROCESSED
         assert [entry[0] for entry in logged()] == [None]
 
-    @pytest.mark.parametrize("operation", ["requeue", "discard"])
-    def test_send_one_statement_that_checks_the_state_again(self, using: str, operation: str):
-        ids = put(Status.FAILED, 3, using=using)
-        user = User.objects.create_user("someone")
-        with CaptureQueriesContext(connections[using]) as queries:
-            done = admin_operations.apply(getattr(admin_operations, operation.upper()), ids, user.pk)
-        assert done.changed == 3
-        (write,) = [q["sql"] for q in queries if q["sql"].startswith(("UPDATE", "DELETE")) and "outboxm" in q["sql"]]
-        assert "failed_at" in write.partition("WHERE")[2]
-
     def test_selecting_all_pages_takes_every_listed_message(self, using: str, admin_client: Client):
         put(Status.FAILED, 3, using=using, type="order.paid")
         left = put(Status.FAILED, 2, using=using)
@@ -191,13 +179,6 @@ class TestConfirmation:
         monkeypatch.setattr(admin_operations, "LIMIT", 2)
         assert admin_client.post(url("discard"), {"ids": ids, "confirmed": "yes"}).status_code == 400
 
-    def test_requires_a_csrf_token(self, admin_user: User):
-        client = Client(enforce_csrf_checks=True)
-        client.force_login(admin_user)
-        (id,) = put(Status.FAILED)
-        assert client.post(url("discard"), {"ids": id, "confirmed": "yes"}).status_code == 403
-        assert statuses() == {id: Status.FAILED}
-
     def test_takes_thousands_of_messages(self, admin_client: Client):
         times = {"available_at": None, "failed_at": timezone.now()}
         OutboxMessage.objects.bulk_create(OutboxMessage(type="t", payload=1, **times) for _ in range(5000))
@@ -230,11 +211,6 @@ class TestEffectsOnKeys:
         assert page.context["effects"] == ["2 messages block their keys. Messages that wait behind will be delivered."]
         assert page.context["effects"][0] in text(page)
 
-    def test_is_not_shown_for_messages_without_a_key(self, admin_client: Client, failed: dict[str, list[int]]):
-        page = act(admin_client, "requeue", failed["none"])
-        assert page.context["effects"] == []
-        assert "outbox-keys" not in text(page)
-
 
 class TestDetailPage:
     def test_has_buttons_for_a_failed_message(self, admin_client: Client):
@@ -262,11 +238,6 @@ class TestDetailPage:
         page = text(admin_client.get(url("change", id)))
         assert set(re.findall(r'formaction=".*?/(\w+)/"', page)) == operations
         assert (url("edit", id) in page) is (status is Status.FAILED)
-
-    def test_shows_in_its_history_that_it_was_requeued(self, admin_client: Client):
-        (id,) = put(Status.FAILED)
-        confirm(admin_client, admin_client.post(url("requeue"), {"ids": id}))
-        assert "1 message was requeued." in text(admin_client.get(url("history", id)))
 
 
 class TestPermissions:
@@ -339,8 +310,3 @@ class TestArchive:
         assert notices(response)[0].startswith("Messages could not be archived, so they were not discarded.")
         assert statuses() == {id: Status.FAILED}
         assert logged() == []
-
-    def test_is_not_mentioned_if_there_is_none(self, admin_client: Client, tmp_path: Path):
-        (id,) = put(Status.FAILED)
-        with archiving(tmp_path, outbox={"ARCHIVE": None}):
-            assert "This cannot be undone." in text(act(admin_client, "discard", [id]))

@@ -77,35 +77,11 @@ def page(figures: Figures, operator: Operator) -> Iterator[Operator]:
     assert [entry for entry in entries if "Content Security Policy" in entry and "script-src 'none'" not in entry] == []
 
 
-NOT_DELIVERING = "Not delivering for 47 min: 100,000+ due for 'default', no relay is running."
-
-
 def headline(operator: Operator) -> str:
     return operator.find(".outbox-verdict .outbox-sentence").text
 
 
-def script(operator: Operator, expression: str) -> Any:
-    return operator.browser.execute_script(f"return {expression}")
-
-
-def test_an_operator_sees_at_once_that_nothing_is_delivered(page: Operator):
-    assert page.find("#content h1").text == "Outbox · default"
-    assert headline(page) == NOT_DELIVERING
-    assert page.find(".outbox-verdict .outbox-level").text == "CRITICAL"
-    assert page.find(".outbox-verdict a").text == "What to do"
-    cells = [cell.text for cell in page.find_all("section[aria-labelledby=outbox-publishers] tbody tr:first-child td")]
-    assert cells[:-1] == [
-        "not delivering",
-        "100,000+ due (oldest 47 min) 57 blocked 61 retrying 12 delayed 1,138 failed (12 block their key)",
-        "",
-        "0 relays",
-    ]
-    assert [figure.text for figure in page.find_all(".outbox-totals dd")] == ["100,007+", "3 d", "1,138", "1,204"]
-    rects = page.find_all(".outbox-chart .outbox-delivered")
-    assert len(rects) == 60
-
-
-HEADLINE = "document.querySelector('.outbox-sentence').textContent"
+HEADLINE = "return document.querySelector('.outbox-sentence').textContent"
 STALE = "return 4 <= parseInt(document.querySelector('#outbox-refreshed').textContent.match(/\\d+/))"
 COUNT_FETCHES = (
     "window.fetches = 0; const real = window.fetch; window.fetch = (...a) => {window.fetches++; return real(...a)}"
@@ -114,13 +90,13 @@ COUNT_FETCHES = (
 
 @pytest.mark.usefixtures("refreshing")
 def test_the_page_refreshes_itself_and_keeps_the_focus(page: Operator, figures: Figures):
-    script(page, "document.querySelector('.outbox-values').open = true")
-    script(page, "document.querySelector('[data-key=\"pause default\"]').focus()")
+    page.script("return document.querySelector('.outbox-values').open = true")
+    page.script("return document.querySelector('[data-key=\"pause default\"]').focus()")
     figures.show(verdicts=(Verdict(Level.OK, "idle", "Nothing is due."),))
-    eventually(lambda: script(page, HEADLINE) == "Nothing is due.", seconds=60)
-    assert script(page, "document.activeElement.dataset.key") == "pause default"
-    assert script(page, "document.querySelector('.outbox-values').open")
-    assert script(page, "document.querySelector('#outbox-announcement').textContent") == "Nothing is due."
+    eventually(lambda: page.script(HEADLINE) == "Nothing is due.", seconds=60)
+    assert page.script("return document.activeElement.dataset.key") == "pause default"
+    assert page.script("return document.querySelector('.outbox-values').open")
+    assert page.script("return document.querySelector('#outbox-announcement').textContent") == "Nothing is due."
 
 
 @pytest.mark.usefixtures("refreshing")
@@ -128,15 +104,15 @@ def test_refreshing_can_be_stopped_and_stops_while_the_page_is_hidden(page: Oper
     button = page.find("#outbox-refreshing")
     button.click()
     assert button.text == "Refresh again"
-    page.browser.execute_script(COUNT_FETCHES)
-    eventually(lambda: page.browser.execute_script(STALE), seconds=60)
-    assert script(page, "window.fetches") == 0
+    page.script(COUNT_FETCHES)
+    eventually(lambda: page.script(STALE), seconds=60)
+    assert page.script("return window.fetches") == 0
     button.click()
-    eventually(lambda: script(page, "window.fetches") > 0, seconds=60)
+    eventually(lambda: page.script("return window.fetches") > 0, seconds=60)
 
-    page.browser.execute_script("Object.defineProperty(document, 'hidden', {get: () => true}); window.fetches = 0")
-    eventually(lambda: page.browser.execute_script(STALE), seconds=60)
-    assert script(page, "window.fetches") == 0
+    page.script("Object.defineProperty(document, 'hidden', {get: () => true}); window.fetches = 0")
+    eventually(lambda: page.script(STALE), seconds=60)
+    assert page.script("return window.fetches") == 0
 
 
 def test_a_long_operation_goes_on_by_itself(page: Operator, monkeypatch: pytest.MonkeyPatch):
@@ -171,9 +147,9 @@ def test_a_healthy_system_of_five_publishers_is_one_screen(
     figures.now = a_good_day()
     for number in range(1, 6):
         log(admin_user.pk, CHANGE, f"{number} messages were requeued.", subject="shop.Timeout · order.paid · default")
-    resize(page, 1280, 800)
+    page.resize(1280, 800)
     page.open(OVERVIEW)
-    assert script(page, "document.querySelector('.outbox-at').getBoundingClientRect().bottom") < 800
+    assert page.script("return document.querySelector('.outbox-at').getBoundingClientRect().bottom") < 800
     assert [pill.text for pill in page.find_all(".outbox-publishers .outbox-pill")] == ["delivering"] * 5
 
 
@@ -196,23 +172,18 @@ def test_long_names_and_errors_do_not_widen_the_page(operator: Operator, figures
         relays=(dataclasses.replace(night.relays[0], host="outbox-relay-6c9f7d8b5b-x7k2p." + "h" * 150),),
         consumers=(dataclasses.replace(night.consumers[0], alias="c" * 50, source="queue " + "q" * 200),),
     )
-    resize(operator, width, 900)
+    operator.resize(width, 900)
     operator.open(OVERVIEW)
     size = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-    whole, visible = operator.browser.execute_script(size)
+    whole, visible = operator.script(size)
     assert whole == visible
-
-
-def resize(operator: Operator, width: int, height: int) -> None:
-    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
 
 
 def test_every_control_is_reached_by_the_keyboard_alone(page: Operator):
     page.find("#outbox-refreshing").click()
-    script(page, "document.querySelectorAll('details').forEach(each => { each.open = true })")
+    page.script("document.querySelectorAll('details').forEach(each => { each.open = true })")
     wanted = {element.get_attribute("data-key") for element in page.find_all("#outbox-fragment a[data-key]")}
-    page.browser.execute_script("document.querySelector('#outbox-refresh-link').focus()")
+    page.script("document.querySelector('#outbox-refresh-link').focus()")
     reached = set()
     for _ in range(len(wanted) + 5):
         page.browser.switch_to.active_element.send_keys(Keys.TAB)

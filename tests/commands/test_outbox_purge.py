@@ -69,11 +69,6 @@ def test_many_are_counted_up_to_a_limit_only(using: str, monkeypatch: pytest.Mon
     assert run(using, "--dry-run").startswith("Over 2 processed messages older than 7 d would be deleted.")
 
 
-def test_a_dry_run_reports_that_nothing_is_old_enough(using: str):
-    put(Status.PROCESSED, 3, using=using, age=2 * DAY)
-    assert run(using, "--dry-run") == "No processed message to delete is older than 7 d.\n"
-
-
 @pytest.mark.parametrize(("answer", "done"), [("y\n", True), ("n\n", False)])
 def test_on_a_terminal_it_asks_first(answer: str, done: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdin", Terminal(answer))
@@ -87,13 +82,6 @@ def test_the_progress_is_shown_on_a_terminal():
     err = Terminal()
     run("default", stderr=err)
     assert "2 deleted" in err.getvalue()
-
-
-def test_a_quiet_purge_prints_nothing():
-    put(Status.PROCESSED, 2, age=8 * DAY)
-    err = Terminal()
-    assert run("default", "--verbosity", "0", stderr=err) == ""
-    assert (statuses(), err.getvalue()) == ({}, "")
 
 
 @pytest.mark.parametrize("days", ["-1", "nan", "1e9"])

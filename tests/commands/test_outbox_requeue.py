@@ -58,7 +58,6 @@ class TestProcessed:
             (["--all"], [0, 1, 2, 3]),
             (["--type", "order.*", "--key", "k"], [0, 1]),
             (["--after", "150m", "--before", "30m"], [1, 2]),
-            (["--publisher", "default", "--limit", "2"], [0, 1]),
             (["--error-class", "*.Timeout"], []),
         ],
     )

@@ -35,59 +35,48 @@ def run(name: str, *arguments: str, using: str = "default") -> str:
 CASES = [
     pytest.param(
         ("outbox_requeue", *FILTERS, "--reason", "queue mended"),
-        "--type order.* --type invoice --before 2030-05-31 10:30:00+02:00 --limit 2",
-        "2 messages were requeued.",
+        (
+            "--type order.* --type invoice --before 2030-05-31 10:30:00+02:00 --limit 2",
+            "2 messages were requeued.",
+        ),
         id="requeue",
     ),
     pytest.param(
         ("outbox_requeue", "--processed", "--all", "--reason", "lost by the consumer"),
-        "--processed --all",
-        "2 processed messages are due again.",
+        ("--processed --all", "2 processed messages are due again."),
         id="deliver-again",
     ),
-    pytest.param(("outbox_discard", "--all", "--reason", "tests"), "--all", "3 messages were discarded.", id="discard"),
+    pytest.param(
+        ("outbox_discard", "--all", "--reason", "tests"), ("--all", "3 messages were discarded."), id="discard"
+    ),
     pytest.param(
         ("outbox_pause", "--publisher", "default", "--type", "paid", "--reason", "hot"),
-        "--publisher default --type paid",
-        "Paused.",
+        ("--publisher default --type paid", "Paused."),
         id="pause",
     ),
 ]
 
 
-@pytest.mark.parametrize(("command", "arguments", "text"), CASES)
-def test_an_operation_by_command_is_on_the_overview(
-    using: str, command: tuple[str, ...], arguments: str, text: str, admin_client: Client
+@pytest.mark.parametrize(("command", "recorded"), CASES)
+def test_an_operation_by_command_is_on_the_overview_and_in_the_log(
+    using: str,
+    command: tuple[str, ...],
+    recorded: tuple[str, str],
+    admin_client: Client,
+    caplog: pytest.LogCaptureFixture,
 ):
+    arguments, text = recorded
     put(Status.FAILED, 3, using=using)
     put(Status.PROCESSED, 2, using=using)
-    assert not run(*command, using=using)
+    with caplog.at_level(logging.INFO, "django_outbox"):
+        assert not run(*command, using=using)
     [shown] = admin_client.get(address(using=using)).context["operations"]
     reason = f"{text} Reason: {command[-1]}"
     assert (shown.by, shown.text, shown.subject) == ("ada", reason, f"{command[0]} {arguments}")
-
-
-@pytest.mark.parametrize(("command", "arguments", "text"), CASES)
-def test_an_operation_by_command_is_in_the_log(
-    command: tuple[str, ...], arguments: str, text: str, caplog: pytest.LogCaptureFixture
-):
-    put(Status.FAILED, 3)
-    put(Status.PROCESSED, 2)
-    with caplog.at_level(logging.INFO, "django_outbox"):
-        run(*command)
     [record] = [vars(each) for each in caplog.records if getattr(each, "event", "") == "command.finished"]
     count = int(text[0]) if text[0].isdecimal() else 0
     assert (record["by"], record["command"], record["arguments"]) == ("ada", command[0], arguments)
-    assert (record["database"], record["count"], record["reason"]) == ("default", count, command[-1])
-
-
-def test_resuming_is_recorded_with_the_messages_that_are_due_again(admin_client: Client):
-    run("outbox_pause", "--publisher", "default")
-    run("outbox_resume", "--publisher", "default", "--reason", "cool")
-    assert [(each.text, each.subject) for each in admin_client.get(address()).context["operations"]] == [
-        ("Resumed. Reason: cool", "outbox_resume --publisher default"),
-        ("Paused.", "outbox_pause --publisher default"),
-    ]
+    assert (record["database"], record["count"], record["reason"]) == (using, count, command[-1])
 
 
 def test_resuming_that_fails_halfway_is_recorded(monkeypatch: pytest.MonkeyPatch):
@@ -103,9 +92,14 @@ def test_resuming_that_fails_halfway_is_recorded(monkeypatch: pytest.MonkeyPatch
 
 def test_operations_of_the_admin_and_of_commands_are_listed_together(admin_client: Client):
     run("outbox_pause", "--publisher", "default")
-    admin_client.post(address("resume", publisher="default"))
+    run("outbox_resume", "--publisher", "default", "--reason", "cool")
+    admin_client.post(address("pause", publisher="default"))
     page = admin_client.get(address())
-    assert [each.by for each in page.context["operations"]] == ["admin", "ada"]
+    assert [(each.by, each.text, each.subject) for each in page.context["operations"]] == [
+        ("admin", "Paused.", "default"),
+        ("ada", "Resumed. Reason: cool", "outbox_resume --publisher default"),
+        ("ada", "Paused.", "outbox_pause --publisher default"),
+    ]
     assert "<strong>ada</strong> Paused." in text(page)
 
 

@@ -1,7 +1,6 @@
 """In development, `runserver` delivers if the settings ask for it."""
 
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -110,26 +109,6 @@ def test_runserver_waits_for_migrate_and_then_delivers(project: Path):
         enqueue(project, 2)
         lines = terminal.until(lambda lines: count(lines, "handled {'id': 2}") == 1)
     assert (count(lines, NOT_MIGRATED), count(lines, "Traceback")) == (2, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["reload", "SIGTERM"])
-def test_runserver_abandons_a_handler_that_takes_too_long(ending: str, project: Path):
-    handlers = project / "shop" / "handlers.py"
-    handlers.write_text(HANDLERS.replace("print(", "print('begun', flush=True); import time; time.sleep(600); print("))
-    with on_a_terminal(manage("runserver", str(free_port())), columns=200, env=environment(project)) as terminal:
-        lines = terminal.until(lambda lines: count(lines, STARTED) == 1)
-        enqueue(project, 1)
-        terminal.until(lambda lines: count(lines, "begun") == 1)
-        if ending == "reload":
-            handlers.write_text(HANDLERS)
-            lines = terminal.until(lambda lines: count(lines, "handled {'id': 1}") == 1)
-        else:
-            os.kill(int(re.findall(r", process (\d+):", "".join(lines))[0]), signal.SIGTERM)
-            lines = terminal.until_end()
-            assert terminal.process.returncode == 0
-    assert count(lines, "Stopped before 1 batch ended. The messages are still pending.") == 1
-    assert count(lines, "Traceback") == 0
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,11 +15,8 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.test import override_settings
 from opentelemetry import trace
-from opentelemetry.instrumentation import auto_instrumentation
-from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.instrumentation.logging import LoggingInstrumentor
 from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_outbox import enqueue
 from django_outbox.management.service import shown_log
@@ -28,9 +24,7 @@ from django_outbox.relay import Relay
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.kafka import KafkaSource
 from tests.inbox.sources.rabbitmq import RabbitMQSource
-from tests.support.celery.tools import MakeApp, worker
 from tests.support.instrumented import RUN, USING
-from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -107,39 +101,6 @@ def instrument() -> Iterator[Callable[..., None]]:
     connections[USING].close()
 
 
-@pytest.mark.slow
-def test_a_task_runs_in_the_trace_of_its_call(
-    make: MakeApp,
-    instrument: Callable[..., None],
-    spans: InMemorySpanExporter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    environment = {
-        **QUIET,
-        # As `opentelemetry-instrument` sets it.
-        "PYTHONPATH": str(Path(auto_instrumentation.__file__).parent),
-        "OTEL_TRACES_EXPORTER": "console",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-        # Celery writes no log if the root logger has a handler.
-        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "logging",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    instrument(CeleryInstrumentor())
-    app, log = make(settings.AMQP_URL), tmp_path / "log"
-    note: Any = app.tasks["tests.note"]
-    with worker(app, USING, settings.AMQP_URL, log), Relay(using=USING) as relay:
-        with tracer.start_as_current_span("request"), transaction.atomic(using=USING):
-            note.apply_async(("a",), using=USING)
-        relay.drain()
-        ran = eventually(lambda: RUN_SPAN.search(log.read_text()), log.read_text())
-    assert span_names(spans) == ["apply_async/tests.note", f"publish {app.conf.task_default_queue}", "request"]
-    (called,) = [span for span in spans.get_finished_spans() if span.name.startswith("apply")]
-    assert ran.groups() == (f"{called.context.trace_id:032x}", f"{called.context.span_id:016x}")
-
-
-RUN_SPAN = re.compile(r'"name": "run/tests.note".*?"trace_id": "0x(\w+)".*?"parent_id": "0x(\w+)"', re.DOTALL)
 """A span as the console exporter prints it."""
 
 
@@ -167,10 +128,6 @@ def enqueue_and_deliver(publisher: dict[str, Any]) -> None:
             enqueue("order.created", {"text": "50% %s"}, key="order-7", lock_key=True, using=USING)
         with Relay(using=USING) as relay:
             assert relay.drain().processed == 1
-
-
-def span_names(spans: InMemorySpanExporter) -> list[str]:
-    return sorted(span.name for span in spans.get_finished_spans())
 
 
 def run(outbox: dict[str, Any], topic: str) -> list[dict[str, Any]]:

@@ -56,8 +56,6 @@ FATES = {
     "killed": Fate("postgresql", "default", ("running", "not seen")),
     "cut": Fate("mariadb", "cut"),
     "limited": Fate("default", "limited"),
-    "one of two killed": Fate("postgresql", "default", ("running", "not seen")),
-    "one of two cut": Fate("postgresql", "cut"),
 }
 
 OK, WARNING, CRITICAL = "OK", "WARNING", "CRITICAL"
@@ -79,9 +77,6 @@ SENTENCES = {
     "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
     "not_delivering": rf"Not delivering for {PERIOD}: [\d,]+ due for 'default', no relay is running \(2 last seen "
     rf"{PERIOD} ago\)\.",
-    "not_reporting": rf"1 of 2 relays \(\S+\) has not reported for {PERIOD}: [\d,]+ due for 'default'\.",
-    "partly_unavailable": rf"Publisher 'cut' has been unavailable to 1 of 2 relays \(\S+\) for {PERIOD}(?: \(.+\))?: "
-    r"[\d,]+ due\.",
     "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD}(?: \(.+\))?: [\d,]+ due\.",
     "behind": rf"Publisher 'limited' is {PERIOD} behind: it delivers its limit of 5 messages a second, [\d,]+ due "
     rf"\({PERIOD} left at this rate\)\.",
@@ -135,20 +130,14 @@ def proxy(settings: Any) -> Iterator[Proxy]:
         yield opened
 
 
-@contextmanager
-def running(fate: str, outbox: dict[str, Any]) -> Iterator[Any]:
-    """Run a relay in another process, and yield the process."""
-    using, alias, _ = FATES[fate]
-    with process(f"{__name__}.{run_relay.__name__}", using, alias, outbox) as (child, _pipe):
-        yield child
-
-
 @pytest.fixture
 def relays(type: str, proxy: Proxy) -> Iterator[tuple[dict[str, Relay], Callable[[], None]]]:
     """Relays at work, by their fate, and the function that brings it about. Messages are enqueued all the time."""
     with ExitStack() as stack:
         put(1000, FATES["limited"].using, publisher="limited")
-        children = [stack.enter_context(running("killed", outbox_of(proxy.port))) for _ in range(2)]
+        target = f"{__name__}.{run_relay.__name__}"
+        using, alias, _ = FATES["killed"]
+        children = [stack.enter_context(process(target, using, alias, outbox_of(proxy.port)))[0] for _ in range(2)]
         stack.enter_context(enqueueing(type, "killed", "cut"))
         start = stack.enter_context(relays_in_threads())
         found = {fate: start(using=FATES[fate].using, publishers=[FATES[fate].alias]) for fate in ("cut", "limited")}
@@ -267,37 +256,3 @@ def test_each_view_at_each_moment(relays: tuple[dict[str, Relay], Callable[[], N
     assert not wrong, "\n".join(wrong)
     # Nothing has been delivered for more than a minute.
     assert all(each.endswith(("None", " 0")) for each in seen if each.startswith(" 90") and "limited" not in each)
-
-
-@pytest.mark.parametrize(
-    ("fate", "code"), [("one of two killed", "not_reporting"), ("one of two cut", "partly_unavailable")]
-)
-def test_the_loss_of_one_of_two_relays_is_a_warning_in_each_view(
-    fate: str, code: str, type: str, proxy: Proxy, admin_client: Client
-):
-    using, alias, _ = FATES[fate]
-
-    def verdicts() -> list[str]:
-        found = json.loads(status(using, "--json"))
-        return [(OK, WARNING, CRITICAL)[each["level"]] + f" {each['code']}" for each in found["verdicts"]]
-
-    with ExitStack() as stack:
-        lost = stack.enter_context(running(fate, outbox_of(proxy.port)))
-        survivor = stack.enter_context(running(fate, outbox_of(REDIS_PORT)))
-        stack.enter_context(enqueueing(type, fate))
-        eventually(lambda: Heartbeat.objects.using(using).count() == 2 and reported(fate))
-        if fate == "one of two killed":
-            lost.kill()
-        else:
-            proxy.go_down()
-        eventually(lambda: verdicts()[0] == f"WARNING {code}")
-        # The pages share figures for two seconds.
-        time.sleep(CACHE_SECONDS)
-        assert {(view.level, view.code) for view in views(admin_client, fate)} == {(WARNING, code)}
-        assert not any(each.startswith(CRITICAL) for each in verdicts())
-        lost_at = ago(seconds=0)
-        delivered = OutboxMessage.objects.using(using).filter(publisher=alias, processed_at__gt=lost_at)
-        eventually(lambda: delivered.count() > 10)
-        survivor.kill()
-        expected = "unavailable" if fate == "one of two cut" else "not_delivering"
-        eventually(lambda: verdicts()[0].endswith(f" {expected}"))

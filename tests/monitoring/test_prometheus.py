@@ -1,36 +1,31 @@
-"""The alert rules, and the dashboard on a real Prometheus that scrapes the shop."""
+"""The alert rules and the queries of the dashboard, evaluated by promtool."""
 
 import json
 import re
-import sqlite3
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
-from django_outbox.monitoring.prometheus import GAUGES
+from django_outbox.monitoring.prometheus import GAUGES, OutboxCollector
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
 from django_outbox.monitoring.verdicts import CODES
 from tests.support.project_files import ROOT, read_yaml
-from tests.support.prometheus import PATIENCE, Prometheus, promtool
-from tests.support.shop import Process, Server, run_manage, shop_environment
-from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytest_plugins = ["tests.support.monitoring_fixtures"]
 
 RULES = ROOT / "docs" / "how-to" / "prometheus" / "alerts.yaml"
 RULE_TESTS = ROOT / "tests" / "monitoring" / "alerts.test.yaml"
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "how-to" / "prometheus" / "dashboard.json").read_text())
 PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
 
-QUERIES = [
-    pytest.param(target["expr"], id=f"{panel['id']}{target['refId']}")
-    for panel in DASHBOARD["panels"]
-    for target in panel["targets"]
-]
+QUERIES: dict[str, str] = {
+    f"{panel['id']}{target['refId']}": target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
+}
 NAMES = {f"django_outbox_{gauge.name}" for gauge in GAUGES}
 
 
@@ -40,35 +35,13 @@ def alerts() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped a shop with one failed message."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    database = folder / "shop.sqlite3"
-    environment = shop_environment(DATABASE_URL=f"sqlite:///{database}")
-    run_manage("migrate", "--verbosity=0", environment=environment)
-    server = Server(folder / "server.log", environment)
-    with ExitStack() as stack:
-        stack.callback(server.kill)
-        assert server.order()[0] == 201
-        with closing(sqlite3.connect(database)) as connection, connection:
-            connection.execute(
-                "UPDATE django_outbox_outboxmessage SET available_at = NULL, failed_at = CURRENT_TIMESTAMP "
-                "WHERE publisher = 'default'"
-            )
-            connection.execute(
-                "INSERT INTO django_outbox_heartbeat (relay, host, pid, version, mode, workers, publishers, consumers, "
-                "processed, retried, failed, started_at, seen_at) "
-                "VALUES ('a:1:inbox', 'a', 1, '', 'run', 1, '{}', ?, 0, 0, 0, CURRENT_TIMESTAMP, '2100-01-01')",
-                [json.dumps({"orders": {"source": "queue", "state": "reading", "received": 1}})],
-            )
-        arguments = ("run_outbox", "--publisher", "handlers")
-        relay = Process([sys.executable, "manage.py", *arguments], folder / "relay.log", environment)
-        stack.callback(relay.kill)
-        targets = {server.address.removeprefix("http://"): "/outbox/metrics/"}
-        with Prometheus(folder, targets, RULES) as prometheus:
-            eventually(lambda: prometheus.query("django_outbox_up"), "the shop was scraped", seconds=PATIENCE)
-            yield prometheus
+def promtool(*arguments: str) -> str:
+    """Run promtool, expect that it succeeds, and return what it printed."""
+    program = shutil.which("promtool")
+    assert program, "promtool is missing. Run `python tests/run.py`, or install the Debian package prometheus."
+    ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def filled_in(expression: str) -> str:
@@ -115,36 +88,32 @@ def test_the_page_about_alerts_has_a_section_with_an_alert_for_each_code_of_a_ve
         assert any(f"`{rule['alert']}`" in section for rule in alerts())
 
 
-@pytest.mark.parametrize("expression", QUERIES)
-def test_a_query_of_the_dashboard_has_data(prometheus: Prometheus, expression: str):
-    # A scrape that takes a second is given up, and then its series have no data until the next one.
-    eventually(lambda: prometheus.query(filled_in(expression)), expression, seconds=PATIENCE)
+@pytest.mark.usefixtures("fresh_figures", "troubled")
+def test_each_query_of_the_dashboard_has_data(tmp_path: Path):
+    """An alert for each query fires if it has no data."""
+    registry = CollectorRegistry()
+    registry.register(OutboxCollector())
+    exposed = [line.rpartition(" ") for line in generate_latest(registry).decode().splitlines() if line[0] != "#"]
+    rules = [{"alert": name, "expr": f"absent({filled_in(query)})"} for name, query in QUERIES.items()]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": series, "values": f"{value}x20"} for series, _, value in exposed],
+        "alert_rule_test": [{"eval_time": "5m", "alertname": name} for name in QUERIES],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [case]}))
+    promtool("test", "rules", str(tmp_path / "test.yaml"))
 
 
-def test_the_dashboard_shows_what_is_in_the_database(prometheus: Prometheus):
-    [panel] = (panel for panel in DASHBOARD["panels"] if (panel["type"], panel["title"]) == ("stat", "Failed"))
-    [target] = panel["targets"]
-    [sample] = eventually(lambda: prometheus.query(filled_in(target["expr"])), seconds=PATIENCE)
-    assert float(sample["value"][1]) == 1
-
-
-def test_the_variables_of_the_dashboard_list_databases_and_publishers(prometheus: Prometheus):
-    values = {}
-    for variable in DASHBOARD["templating"]["list"]:
-        if variable["type"] == "query":
-            metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", filled_in(variable["definition"])).groups()  # type: ignore[union-attr]
-            values[variable["name"]] = prometheus.get(f"label/{label}/values", **{"match[]": metric})
-    assert values == {"database": ["default"], "publisher": ["celery", "default", "handlers"]}
+def test_the_variables_of_the_dashboard_list_databases_and_publishers():
+    definitions = {each["name"]: each.get("definition") for each in DASHBOARD["templating"]["list"]}
+    assert definitions == {
+        "datasource": None,
+        "database": "label_values(django_outbox_up, database)",
+        "publisher": 'label_values(django_outbox_due_messages{database=~"$database"}, publisher)',
+    }
 
 
 def test_the_dashboard_shows_every_metric():
-    shown = {name for query in QUERIES for name in re.findall(r"django_outbox_\w+", str(query.values[0]))}
+    shown = {name for query in QUERIES.values() for name in re.findall(r"django_outbox_\w+", query)}
     assert shown == NAMES
-
-
-def test_an_alert_fires_on_a_real_prometheus(prometheus: Prometheus):
-    def firing() -> list[str]:
-        found = prometheus.get("alerts")["alerts"]
-        return [alert["labels"]["alertname"] for alert in found if alert["state"] == "firing"]
-
-    eventually(lambda: "OutboxFailedMessages" in firing(), "the alert fires", seconds=PATIENCE)

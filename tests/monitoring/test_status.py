@@ -454,13 +454,6 @@ def test_a_drain_that_failed_after_others_delivered_is_not_well():
     assert verdict.code == "delivering"
 
 
-def test_a_relay_that_has_just_begun_to_deliver_is_not_idle(using: str):
-    delivered(using, 3)
-    result = read_status(using)
-    assert result.verdict.code == "delivering"
-    assert result.verdict.sentence == "Delivering: 3 messages in the last minute, 0 due."
-
-
 def test_relays_report_breakers_outages_and_their_age(using: str):
     now = read_clock(using)
     state = {"state": "open", "reason": "connection refused", "since": (now - minutes(12.5)).timestamp()}

@@ -148,16 +148,6 @@ def test_pending_messages_are_delivered_again_with_their_ids_and_before_later_on
     assert OutboxMessage.objects.using(using).processed().count() == len(old + later)
 
 
-def test_a_message_that_is_in_the_table_is_left_alone(using: str):
-    ids = processed(using, 3)
-    purge(using=using)
-    assert restore_all(using) == 3
-    before = rows(using)
-    assert restore_all(using, Status.PENDING) == 0
-    assert rows(using) == before
-    assert sorted(before) == ids
-
-
 def test_the_next_id_of_the_database_is_never_one_of_a_restored_message(using: str):
     (id,) = processed(using, 1)
     other = uuid.uuid4()

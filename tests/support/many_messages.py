@@ -3,7 +3,7 @@
 from django.db import connections
 
 from django_outbox.models import OutboxMessage
-from tests.stores.test_plans import SOURCE, TIDY, UUID, run
+from tests.stores.test_plans import SOURCE, TIDY, UUID, mysql_plan, postgresql_plan, removed, run
 
 TABLE = OutboxMessage._meta.db_table
 ROWS = 200_000
@@ -38,7 +38,7 @@ WORDS = {
         "numbers": SOURCE["mysql"].format(count=ROWS),
     },
 }
-POSTGRESQL_SCANS = {"CTE Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
+INDEX_SCANS = {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
 
 
 def fill_table(using: str) -> None:
@@ -46,3 +46,24 @@ def fill_table(using: str) -> None:
     vendor = connections[using].vendor
     run(using, FILL.format(table=TABLE, **WORDS[vendor]).replace("%", "%%"))
     run(using, TIDY[vendor].format(TABLE))
+
+
+def is_sorted(using: str, sql: str, limit: int) -> bool:
+    """Check that a statement reads the messages by an index, up to a limit, and return whether it sorts them."""
+    if using == "postgresql":
+        plan = postgresql_plan(sql)
+        scans = [node for node in plan if "Scan" in node["Node Type"]]
+        scans = [node for node in scans if node["Node Type"] not in ("Subquery Scan", "CTE Scan")]
+        assert scans, sql[:1000]
+        assert {scan["Node Type"] for scan in scans} <= INDEX_SCANS, sql[:1000]
+        for scan in scans:
+            assert (scan["Actual Rows"] + removed(scan)) * scan["Actual Loops"] <= limit + 1, sql[:1000]
+        return any("Sort" in node["Node Type"] for node in plan)
+    plan = mysql_plan(using, sql)
+    tables = [node for node in plan if node.get("table_name") in (TABLE, "message")]
+    # It looked into a unique index, or at the end of another, and needs no table: "Select tables optimized away".
+    assert tables or any("message" in node for node in plan), sql[:1000]
+    assert all(table["access_type"] != "ALL" and table["key"] for table in tables), sql[:1000]
+    assert all((table["r_rows"] or 0) <= limit + 1 for table in tables), sql[:1000]
+    # MySQL takes any index when it expects few rows, and sorts them; the line above bounds how many.
+    return using != "mysql" and any({"filesort", "read_sorted_file"} & set(node) for node in plan)

@@ -1,5 +1,7 @@
 """A person in front of a real browser."""
 
+from typing import Any
+
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
@@ -51,6 +53,14 @@ class Operator:
 
     def column(self, name: str) -> list[str]:
         return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
+
+    def script(self, body: str, *arguments: object) -> Any:
+        """Run JavaScript in the page, and return what it returns."""
+        return self.browser.execute_script(body, *arguments)
+
+    def resize(self, width: int, height: int) -> None:
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
 
     def show(self, scheme: str) -> None:
         """Prefer the light or the dark colour scheme from now on."""
