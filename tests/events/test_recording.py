@@ -287,40 +287,6 @@ class TestRetries:
         assert len(payloads(using)) == 1
 
 
-@committed
-class TestDeleting:
-    def test_delete_enqueues_with_the_primary_key(self, purchase: Purchase, using: str):
-        purchase.save(using=using)
-        id = purchase.pk
-        purchase.record(changed)
-        purchase.delete()
-        assert payloads(using) == [{"id": id, "number": "A-1"}]
-        assert Purchase.objects.using(using).count() == 0
-
-    def test_receivers_of_post_delete_may_record_events(self, purchase: Purchase, using: str):
-        def receive(instance: Purchase, **_: Any) -> None:
-            instance.record(PurchaseChanged(instance.pk, "deleted"))
-
-        purchase.save(using=using)
-        id = purchase.pk
-        post_delete.connect(receive, sender=Purchase)
-        try:
-            purchase.delete()
-        finally:
-            post_delete.disconnect(receive, sender=Purchase)
-        assert payloads(using) == [{"id": id, "number": "deleted"}]
-
-
-@committed
-def test_querysets_enqueue_nothing(purchase: Purchase, using: str):
-    """As documented: they do not call save() and delete()."""
-    purchase.record(changed)
-    Purchase.objects.using(using).bulk_create([purchase])
-    Purchase.objects.using(using).update(number="A-2")
-    Purchase.objects.using(using).all().delete()
-    assert payloads(using) == []
-
-
 class TestRefusals:
     @pytest.mark.parametrize("value", ["purchase.changed", None, {}])
     def test_what_is_no_event_cannot_be_recorded(self, value: Any):

@@ -301,10 +301,8 @@ def archiving(value: Any, **settings: Any) -> dict[str, Any]:
         ({"storage": 3}, "OUTBOX['ARCHIVE']['storage'] is 3.", "STORAGES"),
         ({"storage": "a", "max_row": 1}, "has an unknown key 'max_row'.", "Did you mean max_rows? Known keys: "),
         ({"storage": "a", "max_rows": 0}, "OUTBOX['ARCHIVE']['max_rows'] is 0.", "a whole number of at least 1"),
-        ({"storage": "a", "max_bytes": "1M"}, "['max_bytes'] is '1M'.", "a whole number of at least 1"),
-        ({"storage": "a", "interval": -1}, "['interval'] is -1.", "a number of seconds greater than 0"),
     ],
-    ids=["no dict", "no storage", "wrong storage", "unknown key", "rows", "bytes", "interval"],
+    ids=["no dict", "no storage", "wrong storage", "unknown key", "rows"],
 )
 def test_e003_invalid_archive(value: Any, problem: str, hint: str):
     found_problem = only(found(archiving(value)), "E003")
