@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -10,12 +9,10 @@ from django.apps import apps as all_apps
 from django.conf import settings
 from django.db import connections, router
 from django.db.models.signals import post_migrate
-from django.utils.module_loading import module_has_submodule
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.tracing import Tracer, add_tracer_when_imported
-from django_outbox.utils.logs import logger
-from django_outbox.utils.text import describe
 
 
 class DjangoOutboxConfig(AppConfig):
@@ -36,7 +33,7 @@ class DjangoOutboxConfig(AppConfig):
     def ready(self) -> None:
         from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
 
-        import_modules(self.modules)
+        autodiscover_modules(*self.modules)
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
         add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
         if settings.DEBUG and sys.argv[1:2] == ["runserver"]:
@@ -46,29 +43,6 @@ class DjangoOutboxConfig(AppConfig):
 
             # Sent in the process that serves requests, not in its parent.
             autoreload_started.connect(start_relay, dispatch_uid="django_outbox.runserver")
-
-
-def import_modules(names: Sequence[str]) -> None:
-    """Import the modules with these names from each installed app; an error is logged with its remedy and raised."""
-    for app in all_apps.get_app_configs():
-        for name in names:
-            module = f"{app.name}.{name}"
-            try:
-                if module_has_submodule(app.module, name):
-                    import_module(module)
-            except Exception as error:
-                # A wrapped error would not name the module's file to Django's autoreloader.
-                logger.error(
-                    "%s could not be imported (%s). The outbox imports the modules %s of each installed app. Correct "
-                    "the module; if it has no events or handlers, set DjangoOutboxConfig.modules in a subclass, and "
-                    "list the subclass in INSTALLED_APPS.",
-                    module,
-                    describe(error),
-                    " and ".join(names),
-                    event="app.import_failed",
-                    app=app.name,
-                )
-                raise
 
 
 def make_opentelemetry_tracer() -> Tracer:
