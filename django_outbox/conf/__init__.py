@@ -33,8 +33,9 @@ from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_al
 from django_outbox.retry import RetryEntry, RetryPolicy
 from django_outbox.utils.text import is_name, shorten
 
+MAX_PUBLISHER_ALIAS_LENGTH = 63
+
 MAX_CONSUMER_ALIAS_LENGTH = 50
-"""Maximum characters of an alias in `OUTBOX["CONSUMERS"]`."""
 
 MAX_PROBLEM_LENGTH = 1000
 """Maximum number of characters of a problem, and of its hint, because a value may be a whole file."""
@@ -47,7 +48,8 @@ EXAMPLE = (
 
 PUBLISHER_HINT = (
     'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, "CLAIM_TIMEOUT": 120, '
-    '"RATE_LIMIT": 100, "SOURCE": "snapshot"}, and its alias must be a string of 1 to 63 characters.'
+    '"RATE_LIMIT": 100, "SOURCE": "snapshot"}, and its alias a string of 1 to '
+    f"{MAX_PUBLISHER_ALIAS_LENGTH} printable characters without blanks around it."
 )
 
 CONSUMER_HINT = (
@@ -62,7 +64,6 @@ _CHECK_IDS = {"ROUTES": "E023", "CONSUMERS": "E035"}
 
 
 def read_by(reader: Reader) -> dict[str, Reader]:
-    """Return the metadata of a dataclass's field that `reader` reads."""
     return {"reader": reader}
 
 
@@ -72,7 +73,6 @@ def readers_of(config: type, key: Callable[[str], str] = str.upper) -> dict[str,
 
 
 def as_given(value: object) -> Any:
-    """Read a value that `_is_entry` has checked."""
     return value
 
 
@@ -96,37 +96,47 @@ class PublisherConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    backend: str
+    backend: str = field(metadata=read_by(as_given))
     # They may have passwords, and a traceback may show this object.
-    options: Mapping[str, Any] = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata=read_by(as_given))
 
 
-def _is_entry(alias: object, entry: object, max_length: int) -> bool:
-    """Return whether an entry of `PUBLISHERS` or `CONSUMERS` has an alias, a backend and options of the right types."""
+def _is_entry(entry: object) -> bool:
     return (
-        isinstance(alias, str)
-        and 0 < len(alias) <= max_length
-        and isinstance(entry, Mapping)
+        isinstance(entry, Mapping)
         and isinstance(backend := entry.get("BACKEND"), str)
         and not backend.startswith(".")
         and isinstance(entry.get("OPTIONS", {}), Mapping)
     )
 
 
-def read_consumers(value: object) -> dict[str, ConsumerConfig]:
-    """Read the entries of `OUTBOX["CONSUMERS"]`, or raise Mistakes. Classes and options are not checked."""
+def read_entries(value: object, config: type[Any], kind: str, hint: str, max_length: int) -> dict[str, Any]:
+    """Read `PUBLISHERS` or `CONSUMERS`, or raise ValueError or Mistakes. Classes and options are not checked."""
     if not isinstance(value, Mapping):
-        raise ValueError("a dict of consumers by their aliases")
-    mistakes = [
-        Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
-        for alias, entry in value.items()
-        if not is_name(alias, MAX_CONSUMER_ALIAS_LENGTH)
-        or not _is_entry(alias, entry, MAX_CONSUMER_ALIAS_LENGTH)
-        or set(entry) - {"BACKEND", "OPTIONS"}
-    ]
+        raise ValueError(f"a dict of {kind}s by their aliases")
+    found: dict[str, Any] = {}
+    mistakes: list[Mistake] = []
+    for alias, entry in value.items():
+        where = f"[{alias!r}]"
+        if is_name(alias, max_length) and _is_entry(entry):
+            found[alias] = read_value(partial(_read_entry, config=config), entry, where, mistakes)
+        else:
+            mistakes.append(Mistake(f"{where} is not a valid {kind} entry.", hint))
     if mistakes:
         raise Mistakes(mistakes)
-    return {alias: ConsumerConfig(entry["BACKEND"], entry.get("OPTIONS", {})) for alias, entry in value.items()}
+    return found
+
+
+def _read_entry(entry: Any, config: type[Any]) -> Any:
+    return config(**read_keys(entry, readers_of(config), []))
+
+
+def read_publishers(value: object) -> dict[str, PublisherConfig]:
+    return read_entries(value, PublisherConfig, "publisher", PUBLISHER_HINT, MAX_PUBLISHER_ALIAS_LENGTH)
+
+
+def read_consumers(value: object) -> dict[str, ConsumerConfig]:
+    return read_entries(value, ConsumerConfig, "consumer", CONSUMER_HINT, MAX_CONSUMER_ALIAS_LENGTH)
 
 
 def _storage_alias(value: object) -> str:
@@ -188,7 +198,6 @@ class OutboxSettings:
 
     @cached_property
     def from_log(self) -> Set[str]:
-        """The aliases of the publishers with the `SOURCE` "log"."""
         return frozenset(alias for alias, config in self.publishers.items() if config.source == "log")
 
     @cached_property
@@ -323,18 +332,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         hint = f"Messages go to it by default. Add it. {EXAMPLE}"
         problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", hint))
         return {}
-    publishers = {}
-    for publisher_alias, entry in raw.items():
-        where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
-        if _is_entry(publisher_alias, entry, 63):
-            publishers[publisher_alias] = _read(_read_publisher, entry, where, "E005", problems)
-        else:
-            problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", PUBLISHER_HINT))
-    return publishers
-
-
-def _read_publisher(entry: Any) -> PublisherConfig:
-    return PublisherConfig(**read_keys(entry, readers_of(PublisherConfig), []))
+    return _read(read_publishers, raw, "OUTBOX['PUBLISHERS']", "E005", problems) or {}
 
 
 def _read(reader: Reader, value: object, where: str, check_id: str, problems: list[SettingsProblem]) -> Any:
