@@ -132,7 +132,6 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_postgresql(store: PostgreSQLStore) -> Iterator[CheckMessage]:
-    """Check the table of messages: its autovacuum, its subscriptions and its sequence."""
     alias = store.connection.alias
     if rows := find_untuned_rows(store.connection, OutboxMessage._meta.db_table):
         yield Warning(
@@ -161,7 +160,6 @@ def _check_postgresql(store: PostgreSQLStore) -> Iterator[CheckMessage]:
 
 
 def _check_server(store: MySQLStore) -> Iterator[CheckMessage]:
-    """Check settings of a server of MySQL or MariaDB that a relay cannot change."""
     alias, found = store.connection.alias, store.read_settings(*SERVER_SETTINGS)
     if (found["log_bin"], found["binlog_format"]) == ("ON", "STATEMENT"):
         yield Error(

@@ -81,7 +81,6 @@ def read_patterns(value: object, reader: Reader, must_be: str) -> dict[str, Any]
 
 
 def optional(reader: Reader) -> Reader:
-    """Return a reader that takes None as well."""
     return lambda value: None if value is None else reader(value)
 
 
@@ -92,7 +91,6 @@ def whole_number(value: object) -> int:
 
 
 def at_least_a_second(value: object) -> float:
-    """Read a duration of at least one second."""
     if (read := seconds(value)) < 1:
         raise ValueError("a number of seconds of at least 1, or an equivalent timedelta")
     return read

@@ -38,7 +38,6 @@ def _read_aliases(value: object) -> tuple[str, ...]:
 
 
 def find_unknown_aliases(routes: Routes, known: Collection[str]) -> Iterator[Mistake]:
-    """Yield a mistake for each alias in the routes that is not configured."""
     for pattern, aliases in routes.items():
         for alias in aliases:
             if alias not in known:
@@ -47,7 +46,6 @@ def find_unknown_aliases(routes: Routes, known: Collection[str]) -> Iterator[Mis
 
 
 def hint_of_publisher(unknown: str, known: Collection[str]) -> str:
-    """Return the hint about a publisher that is not configured."""
     return f"{did_you_mean(unknown, known)}OUTBOX['PUBLISHERS'] has {', '.join(sorted(known))}."
 
 

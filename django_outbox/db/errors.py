@@ -29,7 +29,6 @@ trigger raises an error, with any code."""
 
 
 def shows_missing_table(error: BaseException) -> bool:
-    """Return whether an error reports that a table is missing."""
     # SQLite has no code for it.
     return _code(error) in MISSING_TABLE or "no such table" in str(error)
 

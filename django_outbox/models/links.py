@@ -50,7 +50,6 @@ def find_linked(using: str, ids: Collection[int]) -> set[int]:
 
 
 def is_linked(using: str) -> Q:
-    """Return the condition that rows of other tables refer to a message."""
     condition = Q(pk__in=())
     for link in find_links(using):
         condition |= Q(Exists(link.model._base_manager.using(using).filter(**{link.attname: OuterRef("pk")})))
@@ -58,5 +57,4 @@ def is_linked(using: str) -> Q:
 
 
 def name_links(using: str) -> str:
-    """Return the names of the models with these foreign keys."""
     return ", ".join(sorted({link.model._meta.label for link in find_links(using)}))

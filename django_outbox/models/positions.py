@@ -11,8 +11,6 @@ from django_outbox.db.snapshots import NOTHING, Snapshot
 
 
 class StreamPositionQuerySet(models.QuerySet["StreamPosition"]):
-    """Selects positions."""
-
     def with_server(self) -> "StreamPositionQuerySet":
         """Let the positions know the server that they are read from, without which they cannot notice a restore."""
         return self.annotate(current_server=CurrentServer(), writer=Writer("id"))

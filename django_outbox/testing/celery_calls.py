@@ -13,8 +13,6 @@ from django_outbox.utils.text import shorten
 
 
 class TaskCall(NamedTuple):
-    """A stored call of a task."""
-
     message: TaskMessage
     args: Sequence[Any]
     kwargs: Mapping[str, Any]

@@ -54,7 +54,6 @@ def run_task(payload: Any, message: Message) -> Outcome | None:
 
 
 def record_success(message: Message, using: str) -> None:
-    """Store the result of a task that has returned."""
     record: TaskRecord = _local.finished
     update(record, using)
     announce(record, None, using)

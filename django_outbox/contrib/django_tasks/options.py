@@ -43,7 +43,6 @@ class BackendOptions(NamedTuple):
 
     @property
     def publisher(self) -> str:
-        """The alias of the publisher that runs the tasks."""
         return str(self.values.get("publisher", DEFAULT_PUBLISHER))
 
 

@@ -48,7 +48,6 @@ _MESSAGE = OutboxMessage.objects.filter(message_id=OuterRef("message_id"), publi
 
 
 def choose_database(options: BackendOptions) -> str:
-    """Return the alias of the database in which a backend stores tasks and results."""
     return options.values.get("database") or router.db_for_write(OutboxMessage)
 
 
