@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext_lazy
 
-from django_outbox.admin.display import age, number
-from django_outbox.admin.operations import with_count
+from django_outbox.admin.display import number
 from django_outbox.monitoring.figures import (
     Count,
     FailureGroup,
@@ -18,10 +16,9 @@ from django_outbox.monitoring.figures import (
     PeriodCount,
     PublisherStatus,
     Status,
-    StreamStatus,
     Verdict,
 )
-from django_outbox.monitoring.verdicts import MAX_AGE
+from django_outbox.monitoring.verdicts import describe_stream
 from django_outbox.utils.text import duration
 
 DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"
@@ -51,8 +48,6 @@ STATES: dict[str, Any] = {
 }
 """The state of a publisher about which there is a verdict."""
 
-_STANDBYS = ngettext_lazy("%(count)s relay stands by", "%(count)s relays stand by", "number")
-
 MAX_RELAYS = 20
 """Maximum number of running relays that are shown; the others are folded."""
 
@@ -68,7 +63,7 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool], perio
     groups, is_complete = waiting
     living = [relay for relay in status.relays if relay.alive]
     gone = [relay for relay in status.relays if not relay.alive]
-    streams = {each.publisher: _describe_stream(each, status) for each in status.streams}
+    streams = {each.publisher: describe_stream(each, status) for each in status.streams}
     return {
         "status": status,
         "verdicts": _verdicts(status),
@@ -151,29 +146,6 @@ def _course(values: Sequence[int]) -> str:
 def _oldest(seconds: float | None, is_exact: bool) -> str:
     text = "-" if seconds is None else duration(round(seconds))
     return text if is_exact else _("%(age)s or more") % {"age": text}
-
-
-def _describe_stream(stream: StreamStatus, status: Status) -> str:
-    """Return who moves the stream and who stands by, and the transaction that has been open for long, if any."""
-    if stream.moved_at is None:
-        parts = [_("no relay has read the stream yet")]
-    else:
-        text = _("stream of %(relay)s") if stream.owned else _("stream of %(relay)s (%(state)s)")
-        moved = _("moved %(age)s") % {"age": age(min(stream.moved_at, status.at), status.at)}
-        parts = [text % {"relay": stream.relay, "state": _(stream.relay_state)}, moved]
-    parts.append(with_count(_STANDBYS, len(stream.standbys)))
-    if stream.log_is_read is not None:
-        text = _("PostgreSQL's log is read") if stream.log_is_read else _("PostgreSQL's log is not read")
-        kept = _("%(kept)s of it kept") % {"kept": filesizeformat(stream.log_kept)} if stream.log_kept else ""
-        parts.append(", ".join(filter(None, [text, kept])))
-    oldest = status.open_transaction
-    if oldest is not None and (oldest.seconds or 0.0) > MAX_AGE:
-        text = _("transaction %(number)s (process %(pid)s) has been open for %(age)s: its messages wait for its commit")
-        if oldest.pid is None:
-            text = _("transaction %(name)r has been prepared for %(age)s: its messages wait for its commit")
-        values = {"number": oldest.number, "pid": oldest.pid, "name": oldest.name}
-        parts.append(text % {**values, "age": duration(round(oldest.seconds or 0.0))})
-    return " · ".join(parts)
 
 
 MIN_BAR = 2.0

@@ -129,6 +129,11 @@ class PublisherStatus:
     paused: PausedType | None = None
     paused_types: tuple[PausedType, ...] = ()
 
+    @property
+    def counts(self) -> tuple[Count, ...]:
+        """The counts of messages, in the order in which every view shows them."""
+        return (self.due, self.blocked, self.retrying, self.delayed, self.held, self.failed, self.blocking)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:

@@ -143,9 +143,7 @@ GAUGES = (
     _publisher_gauge(
         "truncated_counts",
         "Number of counts of messages that stopped at their limit, so that there may be more.",
-        lambda p, _: sum(
-            count.more for count in (p.due, p.blocked, p.retrying, p.delayed, p.held, p.failed, p.blocking)
-        ),
+        lambda p, _: sum(count.more for count in p.counts),
     ),
     _publisher_gauge(
         "last_minute_processed_messages",

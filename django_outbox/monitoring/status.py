@@ -174,14 +174,6 @@ class Failures:
     blocking: Mapping[str, Count]
 
 
-@dataclass(frozen=True, slots=True)
-class _LastMinute:
-    """The counts of each publisher in the last 60 seconds."""
-
-    processed: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-
-
 def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) -> Status:
     """Return the figures of an outbox.
 
@@ -212,7 +204,7 @@ def read_status(using: str) -> Status:
     failures = read_failures(using)
     reports = _read_relays(using, now)
     counts = _read_counts(using, now)
-    recent = _read_last_minute(using, now, reports)
+    processed, failed = _read_last_minute(using, now, reports)
     delivered_at = _read_last_deliveries(using, now, counts)
     pauses = defaultdict[str, list[Pause]](list)
     for pause in Pause.objects.using(using).order_by("publisher", "type"):
@@ -238,16 +230,15 @@ def read_status(using: str) -> Status:
             configured=alias in configured,
             failed=failures.failed[alias],
             blocking=failures.blocking[alias],
-            processed_per_minute=recent.processed[alias],
-            failed_per_minute=recent.failed[alias],
+            processed_per_minute=processed[alias],
+            failed_per_minute=failed[alias],
             delivered_at=delivered_at.get(alias),
             rate_limit=configured[alias].rate_limit if alias in configured else None,
             paused=next((each for each in paused if not each.type), None),
             paused_types=tuple(each for each in paused if each.type),
         )
         figures = _add_reports(figures, [report for report in reports if alias in report.publishers])
-        counted = (figures.due, figures.blocked, figures.retrying, figures.delayed, figures.held, figures.failed.number)
-        if figures.configured or any(counted):
+        if figures.configured or any(count.number for count in figures.counts):
             publishers.append(figures)
             if alias in positions:
                 stream = _describe_stream(positions[alias], streamed, reports, now)
@@ -372,19 +363,22 @@ def _read_counts(using: str, now: datetime.datetime) -> Counts:
     return {(start, publisher): (int(a), int(b), int(c)) for start, publisher, a, b, c in rows}
 
 
-def _read_last_minute(using: str, now: datetime.datetime, reports: Sequence[RelayStatus]) -> _LastMinute:
-    """Read the last six slots of each relay. A running one has not always reported in the current slot yet."""
+def _read_last_minute(
+    using: str, now: datetime.datetime, reports: Sequence[RelayStatus]
+) -> tuple[Counter[str], Counter[str]]:
+    """Return how many messages were delivered, and how many failed, by publisher, in the last six slots of each relay.
+
+    A running relay has not always reported in the current slot yet.
+    """
     current = floor(now, SLOT)
     newest = {report.name: max(floor(report.seen_at, SLOT), current - SLOT) for report in reports if report.alive}
     rows = DeliveryCount.objects.using(using).filter(seconds=SLOT.seconds, start__gte=current - MINUTE, start__lte=now)
-    found = _LastMinute()
-    for relay, publisher, start, processed, failed in rows.values_list(
-        "relay", "publisher", "start", "processed", "failed"
-    ):
+    totals = Counter[str](), Counter[str]()
+    for relay, publisher, start, *counts in rows.values_list("relay", "publisher", "start", "processed", "failed"):
         if start > min(newest.get(relay, current), current) - MINUTE:
-            found.processed[publisher] += processed
-            found.failed[publisher] += failed
-    return found
+            for total, count in zip(totals, counts, strict=True):
+                total[publisher] += count
+    return totals
 
 
 def _read_last_deliveries(using: str, now: datetime.datetime, counts: Counts) -> dict[str, datetime.datetime]:

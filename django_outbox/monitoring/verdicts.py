@@ -1,4 +1,4 @@
-"""Judge the figures of an outbox: what is wrong, how urgent it is, and a sentence for each finding."""
+"""Judge the figures of an outbox: what is wrong, how urgent it is, and a sentence for each finding and stream."""
 
 import datetime
 import math
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from django_outbox.monitoring.figures import (
     NONE,
@@ -69,6 +69,9 @@ AT_LIMIT = 0.8
 
 LOG_PATIENCE = 60.0
 """Seconds after its start in which a relay may search the table instead of reading the log."""
+
+LONG_TRANSACTION = 60.0
+"""Seconds after which an open transaction is described with a stream, whose messages wait for it."""
 
 MAX_NAMES = 3
 """Maximum number of relays, and of publishers, that a sentence names."""
@@ -336,6 +339,35 @@ def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:
             "outbox_publication to see what is missing."
         )
         yield found("log_not_read", text)
+
+
+def describe_stream(stream: StreamStatus, status: Status) -> str:
+    """Return who moves the stream and who stands by, and the transaction that has been open for long, if any."""
+    parts = []
+    if stream.moved_at is None:
+        parts.append(gettext("no relay has read the stream yet"))
+    else:
+        text = gettext("stream of %(relay)s") if stream.owned else gettext("stream of %(relay)s (%(state)s)")
+        parts.append(text % {"relay": stream.relay, "state": gettext(stream.relay_state)})
+        ago = gettext("%(age)s ago") % {"age": duration(round(max(_seconds_since(stream.moved_at, status), 0.0)))}
+        parts.append(gettext("moved %(age)s") % {"age": ago})
+    standbys = Count(len(stream.standbys))
+    text = ngettext("%(count)s relay stands by", "%(count)s relays stand by", standbys.number)
+    parts.append(text % {"count": standbys})
+    if stream.log_is_read is not None:
+        text = gettext("PostgreSQL's log is read") if stream.log_is_read else gettext("PostgreSQL's log is not read")
+        kept = gettext("%(kept)s of it kept") % {"kept": filesizeformat(stream.log_kept)} if stream.log_kept else ""
+        parts.append(", ".join(filter(None, [text, kept])))
+    oldest = status.open_transaction
+    if oldest is not None and (oldest.seconds or 0.0) > LONG_TRANSACTION:
+        text = gettext(
+            "transaction %(number)s (process %(pid)s) has been open for %(age)s: its messages wait for its commit"
+        )
+        if oldest.pid is None:
+            text = gettext("transaction %(name)r has been prepared for %(age)s: its messages wait for its commit")
+        values = {"number": oldest.number, "pid": oldest.pid, "name": oldest.name}
+        parts.append(text % {**values, "age": duration(round(oldest.seconds or 0.0))})
+    return " · ".join(parts)
 
 
 def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Verdict]:

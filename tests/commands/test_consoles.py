@@ -46,7 +46,6 @@ def test_each_command_ends_with_its_own_exit_code(tmp_path: Path):
         (1, ["outbox_status"]),
         (0, ["outbox_requeue", "--all", "--dry-run"]),
         (0, ["outbox_pause", "--publisher", "default", "--type", "\u6ce8\u6587", "--reason", "\u2026"]),
-        (0, ["outbox_pause", "--list"]),
         (0, ["outbox_resume", "--publisher", "default", "--type", "\u6ce8\u6587"]),
         (0, ["run_outbox", "--drain"]),
     ):

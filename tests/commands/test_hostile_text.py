@@ -20,7 +20,7 @@ HOSTILE = "a\nOK: forged\r\x1b[2J\x7f\x9b31m\u202e\u2028OK: forged"
 
 CALLS: dict[str, list[list[str]]] = {
     "outbox_status": [[], ["-v", "0"], ["--json"]],
-    "outbox_pause": [["--list"], ["--publisher", HOSTILE]],
+    "outbox_pause": [["--publisher", HOSTILE]],
     "outbox_resume": [["--publisher", HOSTILE, "--type", HOSTILE]],
     "outbox_requeue": [
         ["--dry-run"],

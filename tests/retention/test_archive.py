@@ -228,6 +228,7 @@ def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
     assert archived(using) == ids
 
 
+@pytest.mark.parametrize("using", ["postgresql"])
 def test_a_storage_that_does_not_answer_is_given_up(
     using: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, archive: Path
 ):

@@ -12,15 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError
-from django.template.defaultfilters import filesizeformat
 from django.utils.translation import override
 
-from django_outbox.conf import get_settings
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align, explain
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.figures import Count, StreamStatus, Verdict
-from django_outbox.monitoring.verdicts import MAX_AGE, judge
+from django_outbox.monitoring.figures import Count, Verdict
+from django_outbox.monitoring.verdicts import MAX_AGE, describe_stream, judge
 from django_outbox.utils.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60
@@ -123,16 +121,12 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
     yield "publisher", *counts, "breaker", "relays"
     for each in figures.publishers:
         oldest = "-" if each.oldest_due is None else duration(round(each.oldest_due))
+        due, *others = map(str, each.counts)
         yield (
             each.alias,
-            str(each.due),
+            due,
             oldest if each.oldest_is_exact else f"{oldest}+",
-            str(each.blocked),
-            str(each.retrying),
-            str(each.delayed),
-            str(each.held),
-            str(each.failed),
-            str(each.blocking),
+            *others,
             f"{each.processed_per_minute:,}" + (f" (limit {each.rate_limit:g}/s)" if each.rate_limit else ""),
             "paused" if each.paused else each.breaker or "-",
             f"{each.relays:,}" + (f" + {counted(each.drains, 'drain')}" if each.drains else ""),
@@ -193,40 +187,10 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _streams(figures: Status) -> Iterable[Sequence[str]]:
-    yield "publisher", "relay", "stand by", "waiting", "oldest", "moved", "log", "oldest open transaction"
+    yield "publisher", "waiting", "oldest", "state"
     for each in figures.streams:
-        yield (
-            each.publisher,
-            _owner(each),
-            f"{len(each.standbys):,}",
-            str(each.waiting),
-            "-" if each.oldest is None else duration(round(each.oldest)),
-            "-" if each.moved_at is None else _ago(figures, each.moved_at),
-            _log(each),
-            _open_transaction(figures),
-        )
-
-
-def _owner(stream: StreamStatus) -> str:
-    if not stream.relay:
-        return "-"
-    return stream.relay if stream.owned else f"{stream.relay} ({stream.relay_state})"
-
-
-def _log(stream: StreamStatus) -> str:
-    if stream.log_is_read is None:
-        return "unknown" if stream.publisher in get_settings().from_log else "-"
-    kept = "" if stream.log_kept is None else f", {filesizeformat(stream.log_kept)} kept".replace("\xa0", " ")
-    return f"read{kept}" if stream.log_is_read else "not read"
-
-
-def _open_transaction(figures: Status) -> str:
-    oldest = figures.open_transaction
-    if oldest is None:
-        return "-"
-    where = f"prepared as {oldest.name!r}" if oldest.pid is None else f"process {oldest.pid}"
-    age = "" if oldest.seconds is None else f", {duration(round(oldest.seconds))}"
-    return f"{oldest.number} ({where}{age})"
+        oldest = "-" if each.oldest is None else duration(round(each.oldest))
+        yield each.publisher, str(each.waiting), oldest, describe_stream(each, figures)
 
 
 def _consumers(figures: Status) -> Iterable[Sequence[str]]:
