@@ -145,17 +145,13 @@ ORDER BY id LIMIT {{depth}})
 
 # All undelivered messages with a key, and all due ones without, unless there are many.
 FIND_FEW = f"""
-SELECT message.`partition`, message.id, message.available_at <= UTC_TIMESTAMP(6),
-    LENGTH(message.payload) + LENGTH(message.headers)
-FROM (
-    (SELECT id FROM {{table}} FORCE INDEX (outbox_partitions)
-    WHERE {UNDELIVERED} AND {IS_PUBLISHER} ORDER BY `partition`, id LIMIT {FEW * FEW_OF_KEY})
-    UNION ALL
-    (SELECT id FROM {{table}} FORCE INDEX (outbox_pending)
-    WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
-    ORDER BY available_at, id LIMIT {FEW})
-) few STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = few.id
-ORDER BY 1, 2
+(SELECT `partition`, id, available_at <= UTC_TIMESTAMP(6), LENGTH(payload) + LENGTH(headers)
+FROM {{table}} FORCE INDEX (outbox_partitions)
+WHERE {UNDELIVERED} AND {IS_PUBLISHER} ORDER BY `partition`, id LIMIT {FEW * FEW_OF_KEY})
+UNION ALL
+(SELECT 0, id, TRUE, LENGTH(payload) + LENGTH(headers) FROM {{table}} FORCE INDEX (outbox_pending)
+WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
+ORDER BY available_at, id LIMIT {FEW})
 """
 
 # The slot of a message is locked before the message. MySQL 9.7 refuses to lock rows that are joined with JSON_TABLE.

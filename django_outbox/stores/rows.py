@@ -103,12 +103,12 @@ class ClaimRequest:
         """Return all due messages if a look finds few of them; None if an ordinary claim is needed.
 
         Args:
-            look: lists the undelivered messages of up to `FEW_IN_ALL`, as fields of `Queued` in the order of the
-                partitions; those without a key only if they are due.
+            look: lists up to `FEW_IN_ALL` undelivered messages, as fields of `Queued`; messages without a key only if
+                they are due.
         """
         if not self.expects_few:
             return None
-        listed = [Queued(*row) for row in look()]
+        listed = sorted(Queued(*row) for row in look())
         keyed = sum(message.partition > 0 for message in listed)
         due = [*due_only(listed)]
         is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW

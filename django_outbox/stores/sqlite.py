@@ -67,9 +67,10 @@ WHERE before IS NULL OR before < %s
 ORDER BY available_at, id
 """
 
+SIZE_AND_TIME = "length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)), CAST(available_at AS TEXT)"
+
 READ = f"""
-SELECT {COLUMNS},
-    length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)), CAST(available_at AS TEXT), partition
+SELECT {COLUMNS}, {SIZE_AND_TIME}, partition
 FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s))
 """
 
@@ -128,19 +129,15 @@ SELECT partition, id, due, size FROM queue WHERE step > 0 ORDER BY 1, 2
 
 # All undelivered messages with a key, and all due ones without, unless there are many.
 FIND_FEW = f"""
-SELECT partition, id, available_at <= {NOW}, length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)),
-    CAST(available_at AS TEXT)
-FROM {{table}} WHERE id IN (
-    SELECT id FROM (
-        SELECT id FROM {{table}} WHERE publisher = %s AND {UNDELIVERED} ORDER BY partition, id LIMIT {FEW * FEW_OF_KEY}
-    )
-    UNION ALL
-    SELECT id FROM (
-        SELECT id FROM {{table}} WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW}
-        ORDER BY available_at, id LIMIT {FEW}
-    )
+SELECT * FROM (
+    SELECT partition, id, available_at <= {NOW}, {SIZE_AND_TIME} FROM {{table}}
+    WHERE publisher = %s AND {UNDELIVERED} ORDER BY partition, id LIMIT {FEW * FEW_OF_KEY}
 )
-ORDER BY 1, 2
+UNION ALL
+SELECT * FROM (
+    SELECT 0, id, TRUE, {SIZE_AND_TIME} FROM {{table}}
+    WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT {FEW}
+)
 """
 
 LEASED = f"""

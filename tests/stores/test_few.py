@@ -168,7 +168,7 @@ def test_a_few_messages_take_a_look_and_the_fewest_statements(using: str, key: s
         with counted(using) as statements, claim(using, cursor=cursor) as batch:
             settle(using, batch, processed=[id])
     expected = STATEMENTS[connections[using].vendor][not key]
-    assert " ".join(sql.split()[0] for sql in statements) == expected
+    assert " ".join(sql.split()[0].strip("(") for sql in statements) == expected
     with counted(using) as statements:
         assert claimed_ids(using, cursor=cursor) == []
     assert len(statements) == 1

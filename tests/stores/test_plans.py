@@ -264,7 +264,6 @@ class TestFew:
         scans = {node["key"]: node for node in mysql_plan(using, sql) if "table_name" in node and "key" in node}
         assert scans["outbox_partitions"]["r_rows"] <= FEW * FEW_OF_KEY
         assert scans["outbox_pending"]["r_rows"] <= FEW
-        assert scans["PRIMARY"]["access_type"] == "eq_ref"
 
     def test_sqlite_looks_at_two_indexes_and_leases_by_the_primary_key(self):
         plan = sqlite_plan(table(sqlite.FIND_FEW), ["keyed"] * 2)
