@@ -190,7 +190,7 @@ def install(group: str) -> None:
         return
     announce("Installing the app, its drivers and the tools")
     install_build_tools()
-    # pip would compile the modules on one processor.
+    # Most modules are never imported, so pip compiles none.
     pip = [sys.executable, "-m", "pip", "install", "--no-compile"]
     # pip 25.1 is the first version with dependency groups.
     failed = subprocess.call([*pip, "--upgrade", "pip>=25.1"], cwd=ROOT) or subprocess.call(
@@ -202,7 +202,6 @@ def install(group: str) -> None:
             "headers of Python and of the MariaDB or MySQL client.\n"
             f"On Debian and Ubuntu: apt-get install gcc pkg-config default-libmysqlclient-dev {PYTHON}-dev"
         )
-    subprocess.call([sys.executable, "-m", "compileall", "-qq", "-j", "0", sysconfig.get_paths()["purelib"]])
     stamp.write_text(f"{wanted} {group}")
 
 

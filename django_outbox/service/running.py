@@ -45,21 +45,24 @@ def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: S
 
 
 def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:
-    """Call a function until it returns, again after each exception. The thread's connection is closed in between.
+    """Call a function until it returns or the process stops, again after each exception.
+
+    The thread's connection is closed in between.
 
     Raises:
         ImproperlyConfigured: the settings are wrong. All threads stop, because a restart would not help.
         OutboxError: for example, the outbox's table is missing. All threads stop.
     """
-    while True:
+    while not state.stopping:
         try:
-            return work()
+            work()
         except (ImproperlyConfigured, OutboxError):
             state.stopping = True
             raise
         except BaseException as error:
-            seconds = note_crash(error, subject, state, wait)
-        state.pause(seconds)
+            state.pause(note_crash(error, subject, state, wait))
+        else:
+            return
 
 
 def note_crash(error: BaseException, subject: str, state: ServiceState, wait: Backoff) -> float:

@@ -254,9 +254,10 @@ def test_a_relay_started_while_its_database_is_unavailable_waits_and_stops_on_a_
     try:
         line = next((line for line in process.stderr if "is unavailable" in line), "")
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=60)
     finally:
         patience.cancel()
         process.kill()
     assert "Database 'default' is unavailable: OperationalError" in line
+    assert "crashed" not in rest
     assert process.returncode == 0

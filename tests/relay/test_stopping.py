@@ -16,6 +16,8 @@ from django.db import connections, transaction
 
 from django_outbox import OutboxMessage
 from django_outbox.management.stop_signals import StopSignals
+from django_outbox.service.running import restart_on_crash
+from django_outbox.service.state import ServiceLimits, ServiceState
 from tests.conftest import ALIASES
 from tests.support.messages import ago, put
 from tests.support.scripts import StartProcess, ends_with
@@ -343,3 +345,17 @@ class TestHandlers:
             assert not signals.received
         os.close(reader)
         os.close(writer)
+
+
+def test_a_thread_that_crashes_while_its_process_stops_is_not_restarted():
+    state, calls = ServiceState("default", ServiceLimits()), 0
+
+    def crash_once() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            state.stopping = True
+            raise RuntimeError
+
+    restart_on_crash(crash_once, "A thread", state, state.limits.restart_wait)
+    assert calls == 1

@@ -158,8 +158,10 @@ class TableSource:
 
     def close(self) -> None:
         """Release what it holds, apart from the database connection."""
-        with self.watch():
-            self.store.restore_session()
+        # A session that is lost has nothing to be restored, and its server may be unavailable.
+        if self.connection.connection is not None:
+            with self.watch():
+                self.store.restore_session()
 
     # For claims of other kinds, which have the same limits.
 
