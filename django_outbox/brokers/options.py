@@ -5,7 +5,7 @@ No error shows a URL, because it may hold a password.
 
 import ssl
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -24,11 +24,8 @@ whether the broker responds, or for trying another node."""
 
 SSL_KEYS = ("cafile", "certfile", "keyfile")
 
-_FIELDS: dict[str, Callable[[Message], str]] = {
-    "topic": lambda message: message.destination,
-    "type": lambda message: message.type,
-    "key": lambda message: message.key,
-}
+PLACEHOLDERS = {"topic", "type", "key"}
+"""The fields of a message that the name of its destination may have."""
 
 
 def require_flag(option: str, value: object) -> None:
@@ -144,29 +141,20 @@ class Template:
             raise ImproperlyConfigured(f"{option} is {text!r}; it must be a name, such as 'shop.{{topic}}'.")
         require_printable(option, text)
         self.text = text
-        self._parts: list[tuple[str, Callable[[Message], str] | None]] = []
         try:
-            parsed = list(string.Formatter().parse(text))
+            parsed = [each for each in string.Formatter().parse(text) if each[1] is not None]
         except ValueError as error:
             raise ImproperlyConfigured(f"{option} is {text!r}: {error}; write braces as {{{{ and }}}}.") from None
-        for literal, field, format_spec, conversion in parsed:
-            if field is not None and (field not in _FIELDS or format_spec or conversion):
-                raise ImproperlyConfigured(
-                    f"{option} is {text!r}; its placeholders must be {{topic}}, {{type}} or {{key}}, without formats."
-                )
-            self._parts.append((literal, None if field is None else _FIELDS[field]))
+        if any(field not in PLACEHOLDERS or format_spec or conversion for _, field, format_spec, conversion in parsed):
+            raise ImproperlyConfigured(
+                f"{option} is {text!r}; its placeholders must be {{topic}}, {{type}} or {{key}}, without formats."
+            )
+        self.is_fixed = not parsed
         # There are usually few topics, and a name is rendered for each message.
-        needs_only_topic = {field for _, field, _, _ in parsed} <= {None, "topic"}
-        self._of_topic = lru_cache(maxsize=1000)(self._render_topic) if needs_only_topic else None
-
-    @property
-    def is_fixed(self) -> bool:
-        return all(read is None for _, read in self._parts)
+        needs_only_topic = all(field == "topic" for _, field, _, _ in parsed)
+        self._of_topic = lru_cache(maxsize=1000)(lambda topic: text.format(topic=topic)) if needs_only_topic else None
 
     def render(self, message: Message) -> str:
         if self._of_topic:
             return self._of_topic(message.topic or message.type)
-        return "".join(literal + (read(message) if read else "") for literal, read in self._parts)
-
-    def _render_topic(self, topic: str) -> str:
-        return "".join(literal + (topic if read else "") for literal, read in self._parts)
+        return self.text.format(topic=message.destination, type=message.type, key=message.key)

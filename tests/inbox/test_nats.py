@@ -1,6 +1,5 @@
 """The JetStream consumer: its options, its durable consumer, and what it reads."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -127,15 +126,6 @@ def test_a_durable_consumer_that_does_not_fit_is_not_used(
 ):
     stream = make_stream(nats, **config)
     with pytest.raises(Unavailable, match=text):
-        make_consumer(stream).open()
-
-
-def test_a_durable_consumer_that_limits_requests_is_not_used(nats: Nats, make_consumer: MakeConsumer):
-    stream = nats.stream()
-    config = {"durable_name": "billing", "ack_policy": "explicit", "max_batch": 7}
-    request = json.dumps({"stream_name": stream, "config": config}).encode()
-    nats.run(lambda: nats.client.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.billing", request))
-    with pytest.raises(Unavailable, match="limits requests; remove its max_batch and max_expires"):
         make_consumer(stream).open()
 
 

@@ -91,8 +91,6 @@ class Api:
         if config.get("headers_only"):
             text = f"the consumer {name!r} delivers no bodies, because headers_only is set; name another one in durable"
             raise NotUsable(text)
-        if config.get("max_batch") or config.get("max_expires"):
-            raise NotUsable(f"the consumer {name!r} limits requests; remove its max_batch and max_expires")
         ack_wait: float = config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS
         return ack_wait
 
