@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django_outbox.enqueueing.validation import check_name
-from django_outbox.tracing import attributing
+from django_outbox.tracing import attribution
 
 
 @contextmanager
@@ -30,5 +30,8 @@ def attributed(*, actor: str | None = None, cause: str | uuid.UUID | None = None
             check_name(name, value, None)
             # It may be lazy.
             headers[name] = str(value)
-    with attributing(headers):
+    token = attribution.set({**attribution.get(), **headers})
+    try:
         yield
+    finally:
+        attribution.reset(token)

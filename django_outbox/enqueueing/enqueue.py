@@ -3,7 +3,7 @@
 import copy
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,7 @@ from django_outbox.exceptions import InvalidEvent, InvalidMessage, NotMigrated, 
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store, get_store
-from django_outbox.tracing import find_attribution, traced
+from django_outbox.tracing import attribution, traced
 
 
 def enqueue(
@@ -111,7 +111,7 @@ def enqueue(
         payload=payload,
         key=key,  # type: ignore[misc]
         topic=topic,
-        headers=_with_attribution({} if headers is None else headers, find_attribution()),
+        headers=_with_attribution({} if headers is None else headers),
         publisher=BY_ROUTES if publisher is None else publisher,
     )
     if message_id is not None:
@@ -138,13 +138,14 @@ def enqueue(
     return message
 
 
-def _with_attribution(headers: Any, attribution: Mapping[str, str]) -> Any:
+def _with_attribution(headers: Any) -> Any:
     """Return a message's headers with those of the context. Invalid headers are returned as they are."""
-    if not attribution or not isinstance(headers, dict):
+    of_context = attribution.get()
+    if not of_context or not isinstance(headers, dict):
         return headers
     # Of the same class, because some classes are refused.
     merged = copy.copy(headers)
-    for name, value in attribution.items():
+    for name, value in of_context.items():
         merged.setdefault(name, value)
     return merged
 
@@ -221,13 +222,12 @@ def enqueue_messages(
     """
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
-    attribution = find_attribution()
     rows: list[OutboxMessage] = []
     checked: list[Json] = []
     for position, message in enumerate(messages):
         try:
             check_unsaved(message)
-            message.headers = _with_attribution(message.headers, attribution)
+            message.headers = _with_attribution(message.headers)
             result = check_message(message, store.dialect)
         except InvalidMessage as error:
             raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error

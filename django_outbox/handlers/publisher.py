@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from django_outbox.messages import (
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry
 from django_outbox.stores import get_store
-from django_outbox.tracing import handling
+from django_outbox.tracing import attribution, traced_handling, tracers
 from django_outbox.utils.text import counted, describe, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
@@ -177,8 +177,7 @@ class HandlersPublisher(Publisher):
         error = outcome.cause or RuntimeError(outcome.error)
         restored = restored._replace(attempts=message.attempts + 1)
         try:
-            with handling(restored):
-                self._run(found, found.fallback_function, decode_message(restored), restored, error, using=using)
+            self._run(found, found.fallback_function, decode_message(restored), restored, error, using=using)
         except BaseException as second:
             raise_interrupt(second)
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
@@ -208,8 +207,7 @@ class HandlersPublisher(Publisher):
                 cause=error,
             )
         try:
-            with handling(message):
-                returned = self._run(found, found.function, event, message, using=using)
+            returned = self._run(found, found.function, event, message, using=using)
         except Reject as error:
             return rejected(str(error) or describe(error), cause=error.__cause__ or error)
         except RetryLater as error:
@@ -227,19 +225,21 @@ class HandlersPublisher(Publisher):
         self, found: AnyHandler, function: Callable[..., Any], event: Any, message: Message, *error: Any, using: str
     ) -> Any:
         seconds = found.time_limit or self._time_limit
-        # What the function sets in its context, such as the active language, ends with it.
-        context = contextvars.copy_context()
-        context.run(_database.set, using)
-        call = partial(context.run, function, event, message, *error)
-        noting = partial(self._noting, found.name, message.id)
-        with noting(), _keeping_context(context, using, noting):
-            if seconds is None:
-                return context.run(finish, call())
-            began = time.monotonic()
-            with _limited_statements(context, using, seconds):
-                # The call of a coroutine function takes no time.
-                returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
-                return context.run(finish, returned, seconds, time.monotonic() - began)
+        with traced_handling(message) if tracers else nullcontext():
+            # What the function sets in its context, such as the active language, ends with it.
+            context = contextvars.copy_context()
+            context.run(_database.set, using)
+            context.run(attribution.set, {**attribution.get(), "cause": message.message_id})
+            call = partial(context.run, function, event, message, *error)
+            noting = partial(self._noting, found.name, message.id)
+            with noting(), _keeping_context(context, using, noting):
+                if seconds is None:
+                    return context.run(finish, call())
+                began = time.monotonic()
+                with _limited_statements(context, using, seconds):
+                    # The call of a coroutine function takes no time.
+                    returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
+                    return context.run(finish, returned, seconds, time.monotonic() - began)
 
     @contextmanager
     def _noting(self, handler: str, message_id: int) -> Iterator[None]:
@@ -259,7 +259,7 @@ def _find(message: Message) -> tuple[AnyHandler | None, Message]:
     """
     origin = _read_header(message)
     if origin is None:
-        return registry.find_only(message.type), message
+        return registry.direct.get(message.type), message
     found = registry.find(origin["name"])
     headers = {name: value for name, value in message.headers.items() if name != HANDLER_HEADER}
     original = message._replace(

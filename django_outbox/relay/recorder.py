@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
@@ -15,7 +14,7 @@ from django_outbox.exceptions import Reject, RetryLater
 from django_outbox.messages import Message, Outcome
 from django_outbox.signals import Failure, batch_settled, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Failed, Retried, Settlement
-from django_outbox.tracing import PublishedBatch, trace_published
+from django_outbox.tracing import PublishedBatch, trace_published, tracers
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import MAX_IDS, counted, fingerprint, some_ids
 
@@ -74,11 +73,8 @@ class Recorder:
             alias, seconds = self._publisher.alias, self._publish_seconds or 0.0
             send(batch_settled, using=self._using, publisher=alias, counts=counts, seconds=seconds)
         signal_settled(self._publisher.alias, self._using, batch, settlement)
-        start = 0
-        for part in self._parts:
-            if part.end > start:
-                trace_published(partial(self._spans, settlement, part, start))
-            start = part.end
+        if tracers:
+            self._trace(settlement)
         if len(settlement.processed) < count:
             self._log(settlement)
 
@@ -107,17 +103,22 @@ class Recorder:
     def _end_part(self, end: int) -> None:
         self._parts.append(Part(end, self._publishing_began_ns, time.time_ns()))
 
-    def _spans(self, settlement: Settlement, part: "Part", start: int) -> PublishedBatch:
-        return PublishedBatch(
-            self._publisher.alias,
-            self._publisher.messaging_system,
-            self._publisher.name_destination,
-            self._published[start : part.end],
-            self._outcomes[start : part.end],
-            frozenset(row.id for row in settlement.failed),
-            part.began_ns,
-            part.ended_ns,
-        )
+    def _trace(self, settlement: Settlement) -> None:
+        start, failed = 0, frozenset(row.id for row in settlement.failed)
+        for part in self._parts:
+            if part.end > start:
+                batch = PublishedBatch(
+                    self._publisher.alias,
+                    self._publisher.messaging_system,
+                    self._publisher.name_destination,
+                    self._published[start : part.end],
+                    self._outcomes[start : part.end],
+                    failed,
+                    part.began_ns,
+                    part.ended_ns,
+                )
+                trace_published(batch)
+            start = part.end
 
     def _log(self, settlement: Settlement) -> None:
         errors: dict[int, BaseException | None] = {}

@@ -276,7 +276,7 @@ def test_a_header_without_a_sampled_trace_has_no_span(
 def test_the_number_of_spans_in_a_second_is_limited_and_failures_come_first(
     spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, scripted: Script
 ):
-    (registered,) = [each for each in tracing._find_tracers() if isinstance(each, OpenTelemetryTracer)]
+    (registered,) = [each for each in tracing.tracers if isinstance(each, OpenTelemetryTracer)]
     monkeypatch.setattr(registered, "_spans", Allowance(10, 1.0, Clock()))
     put(30, headers={"traceparent": traceparent()})
     scripted.answer = lambda message: rejected("never") if message.payload == b"29" else ACCEPTED
