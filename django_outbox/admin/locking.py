@@ -110,6 +110,6 @@ def _without_leased(messages: OutboxMessageQuerySet) -> OutboxMessageQuerySet:
     now = read_clock(messages.db)
     settings = get_settings()
     for publisher in settings.publishers:
-        until = now + datetime.timedelta(seconds=settings.claim_timeout_of(publisher))
+        until = now + datetime.timedelta(seconds=settings.claim_timeouts.get(publisher, settings.claim_timeout))
         messages = messages.exclude(Q(publisher=publisher, partition=0, available_at__gt=now, available_at__lte=until))
     return messages

@@ -205,15 +205,20 @@ class OutboxSettings:
         """The aliases of the publishers with a stream: all but those with the `SOURCE` "table"."""
         return frozenset(alias for alias, config in self.publishers.items() if config.source != "table")
 
-    def claim_timeout_of(self, publisher_alias: str) -> float:
-        """Return the seconds for which a claim of a publisher's messages may be held."""
-        config = self.publishers.get(publisher_alias)
-        return (config.claim_timeout if config else None) or self.claim_timeout
+    @cached_property
+    def claim_timeouts(self) -> Mapping[str, float]:
+        """The seconds for which a claim of a publisher's messages may be held, by alias."""
+        return {alias: config.claim_timeout or self.claim_timeout for alias, config in self.publishers.items()}
 
-    def rate_limit_of(self, publisher_alias: str) -> float | None:
-        """Return how many messages of a publisher all relays may deliver in a second; None without a limit."""
-        config = self.publishers.get(publisher_alias)
-        return config.rate_limit if config else None
+    @cached_property
+    def rate_limits(self) -> Mapping[str, float]:
+        """How many messages of a publisher all relays may deliver in a second, by alias; absent without a limit."""
+        return {alias: config.rate_limit for alias, config in self.publishers.items() if config.rate_limit}
+
+    @cached_property
+    def deletes_processed(self) -> bool:
+        """Whether a message is deleted as soon as the broker has accepted it."""
+        return self.retention == datetime.timedelta(0)
 
     def retry_policy(self, publisher_alias: str, type: str, own: RetryEntry | None = None) -> RetryPolicy:
         """Return the retry policy for messages of a type that go to a publisher.
@@ -242,11 +247,6 @@ class OutboxSettings:
             return choose_policy(type, [self.retry] if publisher is None else [self.retry, publisher.retry])
 
         return choose
-
-    @property
-    def deletes_processed(self) -> bool:
-        """Return whether a message is deleted as soon as the broker has accepted it."""
-        return self.retention == datetime.timedelta(0)
 
 
 class SettingsProblem(ImproperlyConfigured):

@@ -87,9 +87,19 @@ AnyHandler = Handler[..., Any]
 
 
 class HandlerRegistry:
+    """The handlers by name and by type.
+
+    Attributes:
+        direct: the handlers that handle the messages of a type directly, by type. A handler that shares any of its
+            types with another one gets all its messages split, because otherwise a direct message could overtake an
+            earlier one of the same key.
+        duplicates: the handlers that were refused; a system check reports them.
+    """
+
     def __init__(self) -> None:
         self._by_name: dict[str, AnyHandler] = {}
         self._by_type: dict[str, list[AnyHandler]] = {}
+        self.direct: dict[str, AnyHandler] = {}
         self.duplicates: list[AnyHandler] = []
 
     def __iter__(self) -> Iterator[AnyHandler]:
@@ -116,6 +126,7 @@ class HandlerRegistry:
                 self._by_type.setdefault(type, []).append(new)
             else:
                 self._by_type[type] = [new if each is known else each for each in self._by_type[type]]
+        self._find_direct()
 
     def find_twin(self, new: AnyHandler) -> AnyHandler | None:
         """Return the handler with the same definition as another one, whose module has another name."""
@@ -134,16 +145,10 @@ class HandlerRegistry:
     def for_type(self, type: str) -> list[AnyHandler]:
         return self._by_type.get(type, [])
 
-    def find_only(self, type: str) -> AnyHandler | None:
-        """Return the handler that handles the messages of a type directly; None if they are split first.
-
-        A handler that shares any of its types with another one gets all its messages split, because otherwise a direct
-        message could overtake an earlier one of the same key.
-        """
-        found = self.for_type(type)
-        if len(found) == 1 and all(len(self.for_type(other)) == 1 for other in found[0].types):
-            return found[0]
-        return None
+    def _find_direct(self) -> None:
+        shared = {type for type, handlers in self._by_type.items() if len(handlers) > 1}
+        alone = [each for each in self if shared.isdisjoint(each.types)]
+        self.direct = {type: each for each in alone for type in each.types}
 
     @contextmanager
     def isolated(self) -> Iterator["HandlerRegistry"]:
@@ -156,6 +161,7 @@ class HandlerRegistry:
             # A module that was removed again will be imported again.
             imported = [each for each in self if each.__module__ in sys.modules.keys() - modules]
             self._by_name, self._by_type, self.duplicates = saved
+            self._find_direct()
             for each in imported:
                 self.add(each)
 
@@ -163,11 +169,12 @@ class HandlerRegistry:
     def scratch(self) -> Iterator["HandlerRegistry"]:
         """Start without handlers, and restore the registered ones at the end; for tests."""
         saved = self._by_name, self._by_type, self.duplicates
-        self._by_name, self._by_type, self.duplicates = {}, {}, []
+        self._by_name, self._by_type, self.direct, self.duplicates = {}, {}, {}, []
         try:
             yield self
         finally:
             self._by_name, self._by_type, self.duplicates = saved
+            self._find_direct()
 
 
 registry = HandlerRegistry()

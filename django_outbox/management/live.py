@@ -123,7 +123,7 @@ class RelayFigures:
         return f"database {self._relay.using} · {noun} {', '.join(aliases)} · {workers}{each}"
 
     def _name(self, publisher_alias: str) -> str:
-        limit = get_settings().rate_limit_of(publisher_alias)
+        limit = get_settings().rate_limits.get(publisher_alias)
         return f"{publisher_alias} (limit {limit:g}/s)" if limit else publisher_alias
 
     def _describe_queues(self) -> Iterator[str]:

@@ -97,6 +97,7 @@ class Phases:
     """Claims, publishes and settles the batches of one publisher in the calling thread.
 
     Args:
+        handlers: the publisher again, if it calls handlers.
         refusals: the messages that are not published for now.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
@@ -105,6 +106,7 @@ class Phases:
     publisher: Publisher
     source: Source
     settings: OutboxSettings
+    handlers: HandlersPublisher | None = None
     dead_letters: Publisher | None = None
     refusals: Refusals = field(default_factory=Refusals)
     failures: FailureLog = field(default_factory=FailureLog)
@@ -121,7 +123,7 @@ class Phases:
         """The rules by which outcomes become new states."""
 
         def retry(message: Message) -> RetryPolicy:
-            own = self.publisher.own_retry(message) if isinstance(self.publisher, HandlersPublisher) else None
+            own = self.handlers.own_retry(message) if self.handlers else None
             return self.settings.retry_policy(self.publisher.alias, message.type, own)
 
         return Policy(retry, self.settings.failed_blocks_key)

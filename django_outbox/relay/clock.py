@@ -29,7 +29,7 @@ class ClockGuard:
 
     def __init__(self, using: str, settings: OutboxSettings) -> None:
         self._using = using
-        self._claim_timeout = max(map(settings.claim_timeout_of, settings.publishers), default=settings.claim_timeout)
+        self._claim_timeout = max(settings.claim_timeouts.values())
         self._leases: dict[int, datetime.datetime | None] = {}
         self._leases_end_at = math.inf
 

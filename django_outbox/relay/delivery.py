@@ -10,7 +10,6 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.db.errors import shows_refusal
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.models import RateLimit
 from django_outbox.relay.batch import DeliveryResult, Phases, Unsettled
 from django_outbox.relay.handling.leased import LeasedDeliverer
@@ -33,15 +32,16 @@ class Delivery:
             publisher,
             source,
             state.settings,
+            handlers=state.handlers.get(publisher.alias),
             dead_letters=state.dead_letters,
             refusals=state.refusals[publisher.alias],
             failures=state.failures,
             paused_types=partial(state.pauses.paused_types, publisher.alias),
             is_stopping=lambda: state.service.stopping,
         )
-        self._deliverer = make_deliverer(publisher, self._phases, state)
+        self._deliverer = make_deliverer(self._phases, state)
         self._prepares = type(publisher).prepare is not Publisher.prepare
-        rate = state.settings.rate_limit_of(publisher.alias)
+        rate = state.settings.rate_limits.get(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
     def run(self, wanted: int, *, carefully: bool = False) -> DeliveryResult:
@@ -131,15 +131,13 @@ class Delivery:
         return result._replace(prepared=self._prepares, looked=True)
 
 
-def make_deliverer(
-    publisher: Publisher, phases: Phases, state: RelayState
-) -> BrokerDeliverer | TransactionalDeliverer | LeasedDeliverer:
+def make_deliverer(phases: Phases, state: RelayState) -> BrokerDeliverer | TransactionalDeliverer | LeasedDeliverer:
     """Return the deliverer of a publisher: to a broker, or to handlers, in the transaction of the claim or outside."""
-    if not isinstance(publisher, HandlersPublisher):
+    if phases.handlers is None:
         return BrokerDeliverer(phases)
-    if publisher.in_transaction:
-        return TransactionalDeliverer(phases, publisher, state.handler_locks[publisher.alias])
-    return LeasedDeliverer(phases, publisher)
+    if phases.handlers.in_transaction:
+        return TransactionalDeliverer(phases, phases.handlers, state.handler_locks[phases.handlers.alias])
+    return LeasedDeliverer(phases, phases.handlers)
 
 
 def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> Source:
@@ -152,12 +150,12 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
         reads_log: whether the source may read the database's log, which takes a moment to begin.
     """
     alias, settings, limits = publisher.alias, state.settings, state.limits
-    transactional = isinstance(publisher, HandlersPublisher)
-    table = TableSource(state.using, alias, settings, transactional=transactional, calls=state.database_calls)
+    handlers = state.handlers.get(alias)
+    table = TableSource(state.using, alias, settings, transactional=bool(handlers), calls=state.database_calls)
     if not table.store.streams:
         return table
     # A lease is taken of a message in the table.
-    only_from_table = isinstance(publisher, HandlersPublisher) and not publisher.in_transaction
+    only_from_table = handlers is not None and not handlers.in_transaction
     log = None
     if reads_log and alias in settings.from_log and not only_from_table:
         log = LogFollower(table, state.wake_ups.wake, limits)

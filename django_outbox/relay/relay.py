@@ -29,6 +29,7 @@ from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage
 from django_outbox.service.running import run_in_threads
 from django_outbox.service.state import ServiceState
+from django_outbox.tracing import load_tracers
 from django_outbox.utils.logs import logger
 from django_outbox.utils.threads import Threads
 
@@ -83,12 +84,19 @@ class Relay:
         self.workers = workers
         self._aliases = [publisher.alias for publisher in self.publishers]
         self._stop_timeout = stop_timeout
+        load_tracers()
+        handlers = {each.alias: each for each in self.publishers if isinstance(each, HandlersPublisher)}
+        leasing = {alias for alias, each in handlers.items() if not each.in_transaction}
         service, database_calls = ServiceState(self.using, limits), DatabaseCalls()
         self._state = RelayState(
             service=service,
             settings=settings,
             limits=limits,
-            batch_sizes={each.alias: _choose_batch_size(each, batch_size, settings) for each in self.publishers},
+            batch_sizes={
+                # A handler outside of a transaction may work for hours, and other relays may have the next message.
+                each.alias: _choose_batch_size(each, batch_size, settings) if each.alias not in leasing else 1
+                for each in self.publishers
+            },
             poll_interval=poll_interval or settings.poll_interval,
             budget=Budget(self._aliases, max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits, outages=service.outages),
@@ -99,14 +107,14 @@ class Relay:
                 calls=database_calls,
                 max_seconds=settings.claim_timeout,
             ),
-            handler_locks={alias: HandlerLock() for alias in self._aliases},
+            handlers=handlers,
+            handler_locks={alias: HandlerLock() for alias in handlers},
             refusals={alias: Refusals(limits.refused_wait) for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,
             slow_handlers=SlowHandlers(
-                {each.alias: each.calls for each in self.publishers if isinstance(each, HandlersPublisher)},
-                limits.handler_patience,
+                {alias: each.calls for alias, each in handlers.items()}, limits.handler_patience
             ),
         )
 
@@ -307,9 +315,6 @@ class Relay:
 
 
 def _choose_batch_size(publisher: Publisher, requested: int | None, settings: OutboxSettings) -> int:
-    if isinstance(publisher, HandlersPublisher) and not publisher.in_transaction:
-        # It may work on one for hours, and other relays may have the next.
-        return 1
     config = settings.publishers.get(publisher.alias)
     own = (config.batch_size if config else None) or publisher.batch_size
     if own is None:

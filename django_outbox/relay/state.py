@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
@@ -237,6 +238,7 @@ class RelayState:
 
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
+        handlers: the publishers that call handlers.
         handler_locks: held by the workers of a publisher while its handlers conflict with each other.
         refusals: the messages of each publisher that are not published for now.
         slow_handlers: the handlers that take long, of all schemas.
@@ -251,6 +253,7 @@ class RelayState:
     budget: Budget
     breakers: Breakers
     pauses: Pauses
+    handlers: Mapping[str, HandlersPublisher]
     handler_locks: Mapping[str, HandlerLock]
     refusals: Mapping[str, Refusals]
     wake_ups: WakeUps
@@ -272,7 +275,7 @@ class RelayState:
             budget=Budget(aliases, None, self.settings.batch_bytes, whole=self.budget),
             breakers=Breakers(self.using, aliases, limits, outages=self.service.outages),
             pauses=self.pauses.for_schema(),
-            handler_locks={alias: HandlerLock() for alias in aliases},
+            handler_locks={alias: HandlerLock() for alias in self.handlers},
             refusals={alias: Refusals(limits.refused_wait) for alias in aliases},
             wake_ups=WakeUps(),
             schema=schema,

@@ -29,8 +29,7 @@ def test_a_publisher_may_have_its_own_claim_timeout():
     settings, problems = parse({"PUBLISHERS": entries, "CLAIM_TIMEOUT": 30})
     assert problems == []
     assert settings is not None
-    assert (settings.claim_timeout_of("reports"), settings.claim_timeout_of("default")) == (3600.0, 30.0)
-    assert settings.claim_timeout_of("an alias of another project") == 30.0
+    assert settings.claim_timeouts == {"reports": 3600.0, "default": 30.0}
 
 
 @pytest.mark.parametrize(

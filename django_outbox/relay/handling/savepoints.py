@@ -298,7 +298,7 @@ class Savepoints:
     def _explain(self, error: BaseException, idle: "_IdleTimer") -> BaseException:
         """Return why a transaction was lost: the error, or that the database has ended it because it was idle."""
         alias = self.publisher.alias
-        seconds = self.phases.settings.claim_timeout_of(alias)
+        seconds = self.phases.source.table.claim_timeout
         if idle.longest < seconds * CLOSE_TO or not self.store.ends_idle_transactions:
             return error
         reason = TransactionTimeout(

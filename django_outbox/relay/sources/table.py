@@ -38,7 +38,7 @@ class TableSource:
         self.using = using
         self.publisher_alias = publisher_alias
         self.settings = settings
-        self.claim_timeout = settings.claim_timeout_of(publisher_alias)
+        self.claim_timeout = settings.claim_timeouts.get(publisher_alias, settings.claim_timeout)
         self.transactional = transactional
         self._calls = calls or DatabaseCalls()
         self._cursor = Cursor()
