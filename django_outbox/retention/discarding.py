@@ -10,9 +10,6 @@ from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.retention.archive.storage import DISCARDED
 from django_outbox.stores.removal import FAILED, Page, Removal
 
-MAX_ATTEMPTS = 5
-"""Number of attempts to archive messages that other sessions change, on a database without row locks."""
-
 
 def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
     """Delete the failed messages of a queryset and return how many were deleted; messages in other states stay.
@@ -43,17 +40,14 @@ def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
         rows = [row._replace(at=row.id) for row in removal.list_failed(ids)] if ids else []
         return Page(rows, ids[-1] if ids else after, len(ids) < limit)
 
-    total, attempts, removed = 0, 0, Removed(0, None, at_end=False)
+    total, removed = 0, Removed(0, None, at_end=False)
     while not removed.at_end:
         try:
             removed = remove(using, config, listing, state=FAILED, reason=DISCARDED, by=by, after=removed.at)
         except Interfered as error:
-            attempts += 1
-            if attempts == MAX_ATTEMPTS:
-                raise ArchiveUnavailable(
-                    "The messages were requeued or deleted while they were being archived. Discard them again."
-                ) from error
-            continue
-        attempts = 0
+            # It happens on a database without row locks only.
+            raise ArchiveUnavailable(
+                "Some of the messages were requeued or deleted while they were being archived. Discard them again."
+            ) from error
         total += removed.deleted
     return total

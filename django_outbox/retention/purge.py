@@ -75,19 +75,17 @@ def purge(
         ArchiveUnavailable: messages could not be archived. They are still in the table.
     """
     alias = using or router.db_for_write(OutboxMessage)
-    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    is_over = _within(max_seconds, is_stopping)
     age = get_settings().retention if older_than is None else older_than
-    total, _ = _purge(
-        alias,
-        age,
-        deadline=deadline,
-        is_stopping=is_stopping,
-        position=position or TimeCursor(),
-        batch_size=batch_size,
-        on_progress=on_progress,
-    )
-    _purge_others(alias, lambda: is_stopping() or time.monotonic() > deadline)
+    total, _ = _purge(alias, age, is_over, position or TimeCursor(), batch_size=batch_size, on_progress=on_progress)
+    _purge_others(alias, is_over)
     return total
+
+
+def _within(max_seconds: float | None, is_stopping: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a function that returns whether no further batch begins."""
+    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    return lambda: is_stopping() or time.monotonic() >= deadline
 
 
 _others: list[Callable[[str, Callable[[], bool]], object]] = []
@@ -129,10 +127,9 @@ def _purge_others(using: str, is_stopping: Callable[[], bool]) -> None:
 def _purge(
     using: str,
     age: datetime.timedelta | None,
-    *,
-    deadline: float,
-    is_stopping: Callable[[], bool],
+    is_over: Callable[[], bool],
     position: TimeCursor,
+    *,
     batch_size: int = PURGE_BATCH_SIZE,
     on_progress: Callable[[int], object] = lambda total: None,
 ) -> tuple[int, bool]:
@@ -145,14 +142,14 @@ def _purge(
     for number in _purge_streams(using, seconds, batch_size, archive=archive is not None):
         total += number
         on_progress(total)
-        if is_stopping() or time.monotonic() >= deadline:
+        if is_over():
             return total, False
     links, linked, complete = find_links(using), 0, False
     # Only the first batch may be a sweep.
     after = position.start()
-    while not complete and not is_stopping() and time.monotonic() < deadline:
+    while not complete and not is_over():
         if archive or links:
-            batch = _remove_unlinked(using, archive, seconds, after, batch_size=batch_size, is_stopping=is_stopping)
+            batch = _remove_unlinked(using, archive, seconds, after, batch_size)
         else:
             with _transaction(using):
                 found = get_store(connections[using]).purge(seconds, batch_size, after)
@@ -188,15 +185,7 @@ def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool
             at = purged.at
 
 
-def _remove_unlinked(
-    using: str,
-    archive: ArchiveConfig | None,
-    seconds: float,
-    after: Any,
-    *,
-    batch_size: int,
-    is_stopping: Callable[[], bool],
-) -> Removed:
+def _remove_unlinked(using: str, archive: ArchiveConfig | None, seconds: float, after: Any, batch_size: int) -> Removed:
     """Delete a batch of old messages, archived first if there is an archive, and keep those that are linked."""
     linked: list[Listed] = []
 
@@ -213,9 +202,7 @@ def _remove_unlinked(
             removed = Removed(removal.delete([row.id for row in rows], PROCESSED), at, at_end)
     else:
         try:
-            removed = remove(
-                using, archive, listing, state=PROCESSED, reason=PURGED, after=after, is_stopping=is_stopping
-            )
+            removed = remove(using, archive, listing, state=PROCESSED, reason=PURGED, after=after)
         except Interfered:
             # Another purge is at work on a database without row locks. It deletes the rest.
             return Removed(0, after, at_end=True)
@@ -256,13 +243,8 @@ class Purger:
             # Few large files are better than one each minute.
             return
         with _own_attempt(self._using, "Purging old messages failed and will be retried: %(reason)s"):
-            _, complete = _purge(
-                self._using,
-                get_settings().retention,
-                deadline=time.monotonic() + self._interval,
-                is_stopping=is_stopping,
-                position=self._position,
-            )
+            is_over = _within(self._interval, is_stopping)
+            _, complete = _purge(self._using, get_settings().retention, is_over, self._position)
             # A purge that the deadline has ended continues at the next interval.
             if archive is not None and complete:
                 self._next_archive = began + archive.interval

@@ -230,32 +230,22 @@ def test_many_are_requeued_in_batches_in_the_order_of_their_ids(using: str, monk
     assert "6 of 8 requeued" in err.getvalue()
 
 
-def test_a_message_that_is_no_longer_failed_is_left_alone(using: str, monkeypatch: pytest.MonkeyPatch):
-    ids = put(Status.FAILED, 3, using=using)
+def test_messages_that_leave_their_state_or_fail_after_the_question_are_left_alone(
+    using: str, monkeypatch: pytest.MonkeyPatch
+):
+    ids, late = put(Status.FAILED, 3, using=using), []
 
-    def meanwhile(*_: Any) -> bool:
-        messages = OutboxMessage.objects.using(using)
-        messages.filter(pk=ids[0]).update(failed_at=None, processed_at=timezone.now())
+    def confirm(*_: Any) -> bool:
+        OutboxMessage.objects.using(using).filter(pk=ids[0]).update(failed_at=None, processed_at=timezone.now())
+        late.extend(put(Status.FAILED, 2, using=using))
         return True
 
-    monkeypatch.setattr(outbox_requeue.Command, "confirm", meanwhile)
+    monkeypatch.setattr(outbox_requeue.Command, "confirm", confirm)
     assert run(using, "--all").splitlines()[-2:] == [
         "2 messages requeued.",
         "1 message was no longer failed and was left alone.",
     ]
     assert row(using, ids[0]).status is Status.PROCESSED
-
-
-def test_messages_that_fail_after_the_question_are_left_alone(using: str, monkeypatch: pytest.MonkeyPatch):
-    put(Status.FAILED, 3, using=using)
-    late: list[int] = []
-
-    def confirm(self: Any, *args: Any) -> bool:
-        late.extend(put(Status.FAILED, 2, using=using))
-        return True
-
-    monkeypatch.setattr(outbox_requeue.Command, "confirm", confirm)
-    assert run(using, "--all").splitlines()[-1] == "3 messages requeued."
     assert {row(using, id).status for id in late} == {Status.FAILED}
 
 

@@ -112,6 +112,20 @@ def test_runserver_waits_for_migrate_and_then_delivers(project: Path):
 
 
 @pytest.mark.slow
+def test_runserver_abandons_a_handler_that_takes_too_long(project: Path):
+    handlers = project / "shop" / "handlers.py"
+    handlers.write_text(HANDLERS.replace("print(", "print('begun', flush=True); import time; time.sleep(600); print("))
+    with on_a_terminal(manage("runserver", str(free_port())), columns=200, env=environment(project)) as terminal:
+        terminal.until(lambda lines: count(lines, STARTED) == 1)
+        enqueue(project, 1)
+        terminal.until(lambda lines: count(lines, "begun") == 1)
+        handlers.write_text(HANDLERS)
+        lines = terminal.until(lambda lines: count(lines, "handled {'id': 1}") == 1)
+    assert count(lines, "Stopped before 1 batch ended. The messages are still pending.") == 1
+    assert count(lines, "Traceback") == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("project", [False], indirect=True)
 def test_runserver_delivers_nothing_without_debug(project: Path):
     command = manage("runserver", "--insecure", str(free_port()))

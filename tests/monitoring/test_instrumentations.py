@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
 from django_outbox import enqueue
 from django_outbox.management.service import shown_log
 from django_outbox.relay import Relay
-from tests.inbox.sources.base import Source
-from tests.inbox.sources.kafka import KafkaSource
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.instrumented import RUN, USING
 
@@ -41,24 +38,12 @@ RABBITMQ = {
 }
 
 
-def kafka(source: Source) -> dict[str, Any]:
-    config = {"bootstrap.servers": source.options["config"]["bootstrap.servers"]}
-    return {"BACKEND": "django_outbox.brokers.kafka.KafkaPublisher", "OPTIONS": {"config": config}}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make_source", "publisher"),
-    [
-        pytest.param(partial(RabbitMQSource, "quorum"), lambda _: RABBITMQ, id="rabbitmq"),
-        pytest.param(KafkaSource, kafka, id="kafka"),
-    ],
-)
-def test_a_request_its_messages_and_their_handlers_are_one_trace(make_source: Any, publisher: Any):
-    source = make_source()
+def test_a_request_its_messages_and_their_handlers_are_one_trace():
+    source = RabbitMQSource("quorum")
     outbox = {
         "PUBLISHERS": {
-            "default": publisher(source),
+            "default": RABBITMQ,
             "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
             "memory": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"},
         },

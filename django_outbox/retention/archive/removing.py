@@ -57,12 +57,8 @@ def remove(
     reason: str,
     by: str = "",
     after: Any = None,
-    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Removed:
     """Write messages to a file, read it back, and delete them, in one transaction.
-
-    Args:
-        is_stopping: if it returns True, the file is abandoned and nothing is deleted.
 
     Raises:
         ArchiveUnavailable: the storage failed. Nothing was deleted.
@@ -71,9 +67,7 @@ def remove(
     removal = make_removal(get_store(connections[using]))
     storage = ArchiveStorage(config.storage, using)
     with removal.transaction(get_settings().claim_timeout), closing(Spool()) as spool:
-        filled = _fill(spool, removal, config, listing, after=after, is_stopping=is_stopping)
-        if filled is None:
-            return Removed(0, after, at_end=True)
+        filled = _fill(spool, removal, config, listing, after)
         if not spool.ids:
             return Removed(0, *filled)
         manifest = _store(storage, spool, removal, reason=reason, by=by)
@@ -100,18 +94,10 @@ def remove(
     return Removed(deleted, *filled)
 
 
-def _fill(
-    spool: Spool,
-    removal: Removal,
-    config: ArchiveConfig,
-    listing: Listing,
-    *,
-    after: Any,
-    is_stopping: Callable[[], bool],
-) -> tuple[Any, bool] | None:
+def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listing, after: Any) -> tuple[Any, bool]:
     """Write rows to the spool until it is full or no row follows.
 
-    Return the place after the last row, and whether no row follows; None if it was stopped.
+    Return the place after the last row, and whether no row follows.
     """
     at_end = False
     while not at_end and len(spool.ids) < config.max_rows:
@@ -125,8 +111,6 @@ def _fill(
             spool.add(removal.read([row.id for row in part]))
             rows = rows[len(part) :]
             after = part[-1].at
-            if is_stopping():
-                return None
         after = place
     return after, at_end
 
