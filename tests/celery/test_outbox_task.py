@@ -78,12 +78,6 @@ def test_a_call_is_rolled_back_with_its_savepoint(add: Any, using: str):
     assert str(stored(using).message_id) == kept.id
 
 
-@pytest.mark.django_db(databases=ALIASES, transaction=True)
-def test_a_call_outside_a_transaction_is_stored(add: Any, using: str):
-    result = add.delay(1, 2)
-    assert str(stored(using).message_id) == result.id
-
-
 def test_a_second_call_with_the_same_id_is_left_out_and_logged_with_both_tasks(
     app: Celery, add: Any, using: str, caplog: pytest.LogCaptureFixture
 ):

@@ -2,7 +2,6 @@
 
 import datetime
 import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from functools import partial
 import pytest
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, TopicPartition
-from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer
@@ -22,7 +20,7 @@ from django_outbox.models import Status
 from django_outbox.utils.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, read_all, running, stored
-from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
+from tests.inbox.sources.kafka import KafkaSource, MockKafkaSource
 from tests.support.kafka.mock import OFFSET_COMMIT
 from tests.support.waiting import eventually
 
@@ -260,37 +258,3 @@ def test_a_topic_that_may_not_be_read_has_a_remedy(source, make_inbox):
     source.cluster.set_topic_error(source.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(RelayUnavailable, match="give the user of config the permission to read the topic"):
         make_inbox(arguments={"idle_exit": 60}).run()
-
-
-CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"config": {}}, "bootstrap.servers is missing"),
-        ({"config": {**CONFIG, "enable.auto.commit": True}}, "offsets are committed after the database's commit"),
-        ({"config": {**CONFIG, "group.id": "a"}}, "use the option group instead"),
-        ({"config": {**CONFIG, "on_commit": print}}, "on_commit cannot be set"),
-        ({"config": {**CONFIG, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
-        ({"group": ""}, "group is ''"),
-        ({"group": "\0"}, "group is '\\x00'"),
-        ({"group": "caf\udce9"}, "group is 'caf\\udce9'"),
-        ({"topics": []}, "topics must be a topic, or a list of topics"),
-        ({"topics": ["order created"]}, "topics has 'order created'"),
-        ({"topics": "^orders"}, "topics has '^orders'"),
-        ({"timeout": 0}, "timeout is 0"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_option_is_named_with_the_remedy(options, text):
-    with pytest.raises(ImproperlyConfigured) as raised:
-        KafkaConsumer("billing", **{"config": CONFIG, "group": "billing", "topics": "orders", **options})
-    assert text in str(raised.value)
-
-
-def test_a_consumer_states_what_it_reads_without_a_password():
-    config = {**CONFIG, **QUICK, "sasl.password": "s3cret"}
-    consumer = KafkaConsumer("billing", config=config, group="billing", topics=["orders", "payments"])
-    assert consumer.source == "topics 'orders, payments' as group 'billing' at 127.0.0.1:9092"
-    assert "s3cret" not in json.dumps(consumer.source)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -73,29 +72,6 @@ def receive(consumer: JetStreamConsumer, count: int) -> list[Incoming]:
 def put(nats: Nats, stream: str, *bodies: bytes, **headers: str) -> None:
     for body in bodies:
         nats.publish(stream, body, headers)
-
-
-# Options
-
-
-INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "stream": ({"stream": ""}, "stream is ''; it must be a name without"),
-    "durable": ({"durable": "a.b"}, "durable is 'a.b'; it must be a name without"),
-    "servers": ({"servers": "http://s3cret@host"}, "a URL must begin with nats:// or tls://"),
-}
-
-
-@pytest.mark.parametrize(("options", "text"), INVALID.values(), ids=INVALID.keys())
-def test_an_invalid_option_is_an_error_with_the_remedy(options: dict[str, Any], text: str):
-    with pytest.raises(ImproperlyConfigured) as caught:
-        JetStreamConsumer("billing", **{"servers": "nats://host", "stream": "s", "durable": "d", **options})
-    assert text in str(caught.value)
-    assert "s3cret" not in str(caught.value)
-
-
-def test_the_source_shows_no_login():
-    consumer = JetStreamConsumer("billing", servers="nats://outbox:s3cret@host", stream="ORDERS", durable="billing")
-    assert consumer.source == "stream 'ORDERS', consumer 'billing' at host:4222"
 
 
 # The durable consumer

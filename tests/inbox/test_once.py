@@ -84,15 +84,6 @@ def test_a_savepoint_that_rolls_back_takes_the_record_with_it(using):
     assert count(using) == 1
 
 
-def test_a_known_message_does_not_break_the_transaction(using):
-    id = uuid.uuid4()
-    handle(id, using=using)
-    with transaction.atomic(using=using):
-        assert not once(id, "billing", using=using)
-        assert once("another one", "billing", using=using)
-    assert count(using) == 2
-
-
 @pytest.mark.parametrize("rolls_back", [False, True], ids=["commit", "rollback"])
 @pytest.mark.parametrize("using", LOCKING)
 def test_a_second_transaction_waits_for_the_first(using, rolls_back):
@@ -120,16 +111,6 @@ def waiters(using: str) -> int:
             return int(cursor.fetchone()[0])
     finally:
         connection.close()
-
-
-@pytest.mark.parametrize("rolls_back", [False, True], ids=["commit", "rollback"])
-def test_a_second_writer_on_sqlite_waits_for_the_first(rolls_back):
-    id = uuid.uuid4()
-    with transaction.atomic():
-        assert once(id, "billing")
-        second = call(partial(once, id, "billing"), "default")
-        transaction.set_rollback(rolls_back)
-    assert second.result(60) is rolls_back
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,3 @@ def test_windows_double_up_to_their_maximum():
     found = window.Window(20)
     assert run_windows(found, 60) == [1, 2, 4, 8, 16, 20, 20]
     assert found.is_refilled
-
-
-def test_a_window_is_settled_with_its_rejected_messages():
-    found = window.Window(8)
-    run_windows(found, 1)
-    found.note_delivery(2)
-    found.note_delivery(3)
-    found.note_stored(0, [2])
-    assert not found.is_complete
-    found.note_stored(3, [])
-    assert found.is_complete
-    assert found.settle() == (3, [2])
-    assert found.settle() == (0, [])

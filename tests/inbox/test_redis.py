@@ -7,11 +7,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer
@@ -236,24 +234,6 @@ def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplo
         source.client.acl_deluser(user)
     assert len([text for text in caplog.messages if "is unavailable" in text]) == 1
     assert len([text for text in caplog.messages if "is available again" in text]) == 1
-
-
-INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "stream": ({"stream": ""}, "stream is missing"),
-    "group": ({"group": None}, "group is missing"),
-    "consumer": ({"consumer": 7}, "consumer is 7"),
-    "claim_idle": ({"claim_idle": 0}, "claim_idle is 0"),
-    "url": ({"url": "http://:s3cret@localhost"}, "redis:// or rediss://"),
-}
-
-
-@pytest.mark.parametrize(("options", "text"), INVALID.values(), ids=INVALID.keys())
-def test_an_invalid_option_is_named_with_its_remedy(options, text):
-    given: dict[str, Any] = {"url": "redis://:s3cret@localhost", "stream": "orders", "group": "billing", **options}
-    with pytest.raises(ImproperlyConfigured) as raised:
-        RedisStreamsConsumer("billing", **given)
-    assert text in str(raised.value)
-    assert "s3cret" not in str(raised.value)
 
 
 def test_the_entries_of_a_batch_are_bounded_by_their_bytes(source):

@@ -92,16 +92,6 @@ def test_no_broker_message_runs_a_task_of_django(source, make_inbox):
     assert "reserved for the tasks of this project" in message.error
 
 
-def test_the_sender_chooses_the_fields_that_the_guide_lists(source, make_inbox, calls):
-    sent = {"type": "newsletter.subscribed", "message_id": ID, "key": "k", "headers": {"tenant": "7"}}
-    source.send({"id": 7}, **sent, properties={"timestamp": 1_700_000_000})
-    deliver(source, make_inbox)
-    ((_, payload, message),) = calls
-    assert (payload, message.type, message.message_id) == ({"id": 7}, "newsletter.subscribed", ID)
-    assert (message.key, message.headers, message.topic) == ("k", {"tenant": "7"}, source.name)
-    assert message.occurred_at.timestamp() == 1_700_000_000
-
-
 def test_the_sender_chooses_neither_publisher_nor_state(source, make_inbox):
     fields = {"publisher": "other", "available_at": "9000-01-01T00:00:00Z", "attempts": 9, "processed_at": "now"}
     source.send(fields, headers=fields, properties={"priority": 9, "expiration": "1000000"})

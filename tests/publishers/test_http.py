@@ -14,7 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_outbox.messages import ACCEPTED, OutcomeKind, set_aside
 from tests.support.claimed import make_message
-from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
+from tests.support.http.receiver import MakePublisher, Receiver, Reply
 from tests.support.ports import free_port
 
 pytest_plugins = ["tests.support.http.fixtures"]
@@ -87,25 +87,6 @@ def test_a_connection_that_the_server_closed_meanwhile_is_no_error(receiver: Rec
     publisher = make_webhooks(receiver.url(), concurrency=1)
     for _ in range(5):
         assert publisher.publish([make_message(), make_message()]) == [ACCEPTED] * 2
-
-
-def test_no_more_requests_than_concurrency_are_under_way(make_webhooks: MakePublisher):
-    barrier = threading.Barrier(4, timeout=60)
-    running: list[int] = []
-    seen: list[int] = []
-
-    def reply(_call: Call) -> Reply:
-        running.append(1)
-        barrier.wait()
-        seen.append(len(running))
-        barrier.wait()
-        running.pop()
-        return Reply()
-
-    with Receiver(reply) as receiver:
-        publisher = make_webhooks(receiver.url(), concurrency=4)
-        assert publisher.publish([make_message() for _ in range(12)]) == [ACCEPTED] * 12
-    assert max(seen) == 4
 
 
 # Signatures
@@ -185,25 +166,22 @@ def test_a_redirect_is_not_followed(receiver: Receiver, make_webhooks: MakePubli
         ("99999999999999999999", (86_400, 86_400)),
         ("date", (30, 60)),
         ("Wed, 21 Oct 2015 07:28:00 GMT", (0, 0)),
+        *((unreadable, None) for unreadable in ("soon", "-5", "", "1.5", "Wed, 99 Oct 2015 07:28:00 GMT")),
     ],
 )
 def test_the_receiver_says_when_to_try_again(
-    receiver: Receiver, make_webhooks: MakePublisher, header: str, bounds: tuple[float, float]
+    receiver: Receiver, make_webhooks: MakePublisher, header: str, bounds: tuple[float, float] | None
 ):
     in_a_minute = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
     value = format_datetime(in_a_minute, usegmt=True) if header == "date" else header
     receiver.reply = lambda _call: Reply(500, {"Retry-After": value})
     (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
     assert outcome.kind is OutcomeKind.DEFERRED
-    assert outcome.retry_after is not None
-    assert bounds[0] <= outcome.retry_after <= bounds[1]
-
-
-@pytest.mark.parametrize("header", ["soon", "-5", "", "1.5", "Wed, 99 Oct 2015 07:28:00 GMT"])
-def test_a_retry_after_that_cannot_be_read_is_ignored(receiver: Receiver, make_webhooks: MakePublisher, header: str):
-    receiver.reply = lambda _call: Reply(500, {"Retry-After": header})
-    (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
-    assert (outcome.kind, outcome.retry_after) == (OutcomeKind.DEFERRED, None)
+    if bounds is None:
+        assert outcome.retry_after is None
+    else:
+        assert outcome.retry_after is not None
+        assert bounds[0] <= outcome.retry_after <= bounds[1]
 
 
 def test_a_receiver_that_asks_to_wait_gets_no_further_request_meanwhile(

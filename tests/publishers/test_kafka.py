@@ -195,15 +195,6 @@ def test_a_message_that_is_not_confirmed_while_others_are_is_set_aside(cluster, 
     assert (outcome.kind, outcome.counted, outcome.error_class) == (OutcomeKind.DEFERRED, False, "kafka.stalled")
 
 
-def test_a_topic_without_a_leader_is_set_aside(cluster, topic, make_publisher):
-    elsewhere = unique_name()
-    cluster.set_topic_error(elsewhere, KafkaError.LEADER_NOT_AVAILABLE)
-    accepted, outcome = make_publisher(timeout=3.0).publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)])
-    assert accepted is ACCEPTED
-    assert (outcome.counted, outcome.error_class) == (False, "kafka.stalled")
-    cluster.set_topic_error(elsewhere, 0)
-
-
 def test_messages_that_brokers_which_respond_do_not_confirm_do_not_pass_for_an_outage(cluster, topic, make_publisher):
     """After an outage a relay tries the oldest messages alone, which may all be for one topic."""
     for partition in range(4):

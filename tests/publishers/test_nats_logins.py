@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import nkeys
 import pytest
 
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
-from tests.support.nats.credentials import make_credentials
 from tests.support.nats.server import NatsServer
 from tests.support.nats.tools import MakeJetStream, Nats
 from tests.support.outcomes import only_error
@@ -56,16 +56,21 @@ def test_user_and_password_may_have_special_characters(
 
 
 def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, tmp_path: Path):
-    config, credentials = make_credentials()
-    (tmp_path / "user.creds").write_text(credentials)
-    with NatsServer(config) as server:
-        publisher = make_jetstream(server.url, credentials=str(tmp_path / "user.creds"))
-        (outcome,) = publisher.publish([make_message("outbox-test-none")])
-        assert outcome.error_class == "nats.no_stream"
-        publisher.close()
-        # It is read for each connection.
-        (tmp_path / "user.creds").write_text("no credentials")
-        assert "is not a .creds file" in publisher.prepare()
+    file, sent = tmp_path / "user.creds", list[bytes]()
+    seed = nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER).decode()
+    file.write_text(
+        "-----BEGIN NATS USER JWT-----\nits.own.jwt\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+    greeting = b'INFO {"headers":true,"max_payload":1048576,"auth_required":true,"nonce":"abc"}\r\n'
+    with greeting_server(greeting, sent) as port:
+        publisher = make_jetstream(f"nats://127.0.0.1:{port}", credentials=str(file), connect_timeout=1.0)
+        assert "no response in time" in publisher.prepare()
+    assert b'"jwt": "its.own.jwt"' in b"".join(sent)
+    assert b'"sig": ' in b"".join(sent)
+    # It is read for each connection.
+    file.write_text("no credentials")
+    assert "is not a .creds file" in publisher.prepare()
 
 
 def test_a_refused_login_is_an_error_that_does_not_show_the_password(
