@@ -30,7 +30,6 @@ def is_beat() -> bool:
 
 
 def sends_directly() -> bool:
-    """Return whether calls are sent to the broker at once."""
     return _sends_directly.get()
 
 

@@ -143,7 +143,6 @@ class ConsumerReports:
         self._before = deque([(time.monotonic(), self._read_tallies())])
 
     def read(self) -> dict[str, Any]:
-        """Return the fields of the inbox's heartbeat."""
         now, tallies = time.monotonic(), self._read_tallies()
         self._before.append((now, tallies))
         # The oldest one that is kept is at the beginning of the period, or before it.

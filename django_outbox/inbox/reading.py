@@ -312,7 +312,6 @@ def count_due(using: str, publisher_alias: str, limit: int) -> int:
 
 
 def name_consumer(alias: str) -> str:
-    """Return the name of a consumer for the log."""
     return f"Consumer {alias!r}"
 
 

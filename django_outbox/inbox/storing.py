@@ -117,8 +117,6 @@ Entry = tuple[Incoming, NewMessage | OutboxMessage]
 
 
 class InboxWriter:
-    """Stores batches of messages in one database."""
-
     def __init__(self, options: StoringOptions, using: str) -> None:
         self._options = options
         self._using = using
@@ -234,7 +232,6 @@ class InboxWriter:
         return stored, {message.message_id.hex for message in failed}
 
     def _select(self, messages: Sequence[NewMessage | OutboxMessage]) -> QuerySet[OutboxMessage]:
-        """Return the rows with the IDs of these messages."""
         return OutboxMessage.objects.using(self._using).filter(
             publisher=self._options.publisher, message_id__in=[message.message_id for message in messages]
         )
@@ -263,7 +260,6 @@ class InboxWriter:
             )
 
     def _insert_alone(self, entry: Entry) -> None:
-        """Insert a message, or what describes it."""
         try:
             self._attempt(partial(self._insert, [entry]))
         except Unstorable as error:

@@ -186,10 +186,7 @@ def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source
 
 
 @on_a_mock
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(
-    source, make_inbox, monkeypatch, strategy
-):
+def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(source, make_inbox, monkeypatch):
     source.send(*range(8))
     find, note = ConnectionState.list_topics, KafkaConsumerConnection._on_assign
     assigned: list[int] = []
@@ -207,7 +204,8 @@ def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(
 
     monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
     monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
-    config = {**source.options["config"], "partition.assignment.strategy": strategy}
+    # With this one, librdkafka ignores a subscription that is the same as before.
+    config = {**source.options["config"], "partition.assignment.strategy": "cooperative-sticky"}
     read_all(make_inbox("postgresql", config=config), source)
     assert sorted(payloads("postgresql")) == [*range(8)]
     assert assigned == [0, source.partitions]

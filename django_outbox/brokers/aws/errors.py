@@ -145,7 +145,6 @@ def explain_code(code: str, message: str, *, sender_fault: bool = False) -> Prob
 
 
 def explain_refusal(error: ClientError) -> Problem:
-    """Explain an error that AWS returned for a whole request."""
     found: Mapping[str, Any] = error.response.get("Error", {})
     metadata: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
     code = str(found.get("Code", ""))

@@ -164,7 +164,6 @@ class AWSPublisher(AWSOptions, Publisher):
             self._note(problem, request.destination)
 
     def _try_probe(self) -> Problem | None:
-        """Probe AWS in a thread, for a bounded time."""
         found: list[Problem | None] = []
         threads = Threads()
         threads.start(lambda: found.append(self._try(self._probe)), name=THREAD_NAME)

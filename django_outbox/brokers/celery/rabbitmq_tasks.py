@@ -132,7 +132,6 @@ class RabbitMQTasks(RabbitMQPublisher):
 
 
 def make_tasks(alias: str, app: Celery, timeout: float) -> RabbitMQTasks:
-    """Return the publisher for the broker of a Celery app."""
     connection = connect(app, read_timeout=timeout, write_timeout=timeout)
     urls, ssl = amqp_urls(connection), read_ssl(connection)
     return RabbitMQTasks(alias, app=app, url=urls, ssl=ssl, timeout=timeout)

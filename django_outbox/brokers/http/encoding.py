@@ -98,7 +98,6 @@ class HTTPEncoder:
 
 
 def event_headers(attributes: Mapping[str, str]) -> Headers:
-    """Return the headers of a CloudEvent."""
     found = [(f"ce-{name}".encode(), cloudevents.percent_encode(value).encode()) for name, value in attributes.items()]
     return [*found, (b"content-type", b"application/json")]
 

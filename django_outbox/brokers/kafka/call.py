@@ -23,8 +23,6 @@ STALLED_CLASS = "kafka.stalled"
 
 
 class KafkaCall(EncodedCall[Message, Record]):
-    """Sends messages and collects their outcomes, within `timeout` seconds."""
-
     def __init__(
         self, messages: Sequence[Message], encode: Callable[[Message], Record], pool: ProducerPool, timeout: float
     ) -> None:

@@ -36,8 +36,6 @@ class NotUsable(Exception):
 
 
 class Api:
-    """JetStream's API over one connection."""
-
     def __init__(self, client: JetStreamClient, options: NatsOptions) -> None:
         self._client = client
         self._seconds = options.stall_timeout

@@ -149,7 +149,6 @@ class NatsConnection(ConnectionThread):
 
 
 async def _finish() -> None:
-    """End all other tasks and threads of the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

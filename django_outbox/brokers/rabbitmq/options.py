@@ -72,8 +72,6 @@ class RabbitMQOptions:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PublishingOptions(RabbitMQOptions):
-    """The options of a publisher."""
-
     exchange: str = ""
     declare_exchange: str | None = None
     mandatory: bool = True
@@ -135,7 +133,6 @@ def _set_tls(hosts: Sequence[pika.URLParameters], files: object) -> None:
 
 
 def require_short_string(option: str, value: object, min_bytes: int = 0) -> None:
-    """Require text that AMQP carries as a name."""
     with suppress(UnicodeEncodeError):
         if isinstance(value, str) and min_bytes <= len(value.encode()) <= MAX_SHORT_STRING:
             require_printable(option, value)

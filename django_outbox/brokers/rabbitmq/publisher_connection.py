@@ -106,7 +106,6 @@ class Unconfirmed:
         self._indexes: dict[int, int] = {}
 
     def add(self, indexes: Iterable[int]) -> None:
-        """Add messages that have just been sent, by their index in the transmission."""
         for index in indexes:
             self.last_tag += 1
             self._indexes[self.last_tag] = index
@@ -463,8 +462,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
 
 class TrialConnection(RabbitMQPublisherConnection):
-    """Sends messages that try destinations."""
-
     def _close(self, error: str) -> None:
         # RabbitMQ would wait for the channels that sick queues have stalled.
         self._end(error)

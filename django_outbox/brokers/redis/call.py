@@ -11,8 +11,6 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, unanswe
 
 
 class RedisCall(EncodedCall[Message, bytes]):
-    """Sends the messages of a call in one pipeline."""
-
     def __init__(self, messages: Sequence[Message], encoder: RedisEncoder, pool: RedisPool, timeout: float) -> None:
         super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
         self._pool = pool

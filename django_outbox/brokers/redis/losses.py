@@ -43,7 +43,6 @@ class Losses:
         self._place_of_last = gone
 
     def note_read(self, entries: list[StreamEntry]) -> list[StreamEntry]:
-        """Note entries that the group has read, and return them."""
         if entries:
             self.last_id = entries[-1].id
             self._place_of_last += len(entries)
