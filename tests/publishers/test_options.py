@@ -107,6 +107,8 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (redis, {"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
     (redis, {"url": f"{REDIS}?protocol=3"}, "url has parameters"),
     (redis, {"url": [REDIS, REDIS]}, "url must be a URL like"),
+    (redis, {"sentinels": "redis://localhost"}, "without a port"),
+    (redis, {"url": "redis://m", "sentinels": ["redis://a", "rediss://b"]}, "differ only in host and port"),
     (redis, {"max_length": 0}, "max_length is 0"),
     (redis, {"ssl": {}}, "must begin with rediss://"),
     (sns, {"topic_arn": None}, "topic_arn is None"),
@@ -165,6 +167,11 @@ DESCRIBED: list[tuple[Make, dict[str, Any], str]] = [
         "NATS JetStream at nats://127.0.0.1:4222, tls://[::1]:4222, subject '{topic}'",
     ),
     (redis, {}, "Redis at redis://localhost:6379 database 2, stream '{topic}'"),
+    (
+        redis,
+        {"url": "redis://:s3cret@mymaster", "sentinels": ["redis://:s3cret@a", "redis://:s3cret@b:1"]},
+        "Redis at master 'mymaster' of the Sentinels at a:26379, b:1, stream '{topic}'",
+    ),
     (sns, {}, f"Amazon SNS at eu-central-1, '{ARN}'"),
     (sqs, {"region": "eu-central-1"}, f"Amazon SQS at eu-central-1, '{QUEUE}'"),
 ]

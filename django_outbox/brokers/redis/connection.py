@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from django_outbox.brokers.redis.errors import Lost, explain
-from django_outbox.brokers.redis.options import RedisOptions
+from django_outbox.brokers.redis.options import Address, RedisOptions, name_addresses
 
 READ_SIZE = 65_536
 
@@ -70,8 +73,9 @@ class RedisConnection:
 
     def __init__(self, options: RedisOptions) -> None:
         self._timeout: float = options.arguments["socket_timeout"]
+        host, port = _find_master(options) if options.master else options.address
         # Push messages, which only RESP3 has, would come between the replies.
-        self._connection = CONNECTIONS[options.scheme](**options.arguments, protocol=2)
+        self._connection = CONNECTIONS[options.scheme](host=host, port=port, **options.arguments, protocol=2)
         try:
             self._connection.connect()
             self.execute("PING")
@@ -155,6 +159,24 @@ class RedisConnection:
         except (redis.ResponseError, ValueError):
             # The user may not read the configuration, or the service has no such command.
             return NO_LIMIT
+
+
+def _find_master(options: RedisOptions) -> Address:
+    """Ask the Sentinels for the master, which may be another one for each connection."""
+    where = f"the Sentinels at {name_addresses(options.sentinel_addresses)}"
+    arguments: dict[str, Any] = {**options.sentinel_arguments, "retry": Retry(NoBackoff(), 0)}
+    sentinel = Sentinel(options.sentinel_addresses, sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+    try:
+        host, port = sentinel.discover_master(options.master)  # type: ignore[no-untyped-call]
+    except MasterNotFoundError:
+        reason = f"know no master {options.master!r} that is up, or cannot be reached; check url and sentinels"
+        raise Lost(f"{where} {reason}") from None
+    except redis.RedisError as error:
+        raise Lost(f"{where}: {explain(error)}") from error
+    finally:
+        for client in sentinel.sentinels:
+            client.close()
+    return str(host), int(port)
 
 
 class RedisPool:

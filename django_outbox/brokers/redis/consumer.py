@@ -58,8 +58,8 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
         claim_idle: seconds after which entries are taken over from a consumer that has vanished without settling them.
         timeout: seconds that Redis has to reply.
-        options: `url`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the options of every consumer;
-            see `Consumer`.
+        options: `url`, `sentinels`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the
+            options of every consumer; see `Consumer`.
     """
 
     broker_name: ClassVar[str] = "Redis"
@@ -85,7 +85,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
 
     @property
     def source(self) -> str:
-        return f"stream {self.stream!r} at {self.describe_server()}, group {self.group!r}"
+        return f"stream {self.stream!r} at {self.describe_servers()}, group {self.group!r}"
 
     def _make_connection(self) -> "RedisConsumerConnection":
         if self._pid != os.getpid():

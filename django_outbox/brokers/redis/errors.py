@@ -14,9 +14,9 @@ from django_outbox.utils.text import describe, one_line
 
 OUTAGES = {
     "OOM": "Redis has no memory left: raise maxmemory, or limit the streams with max_length",
-    "READONLY": "this server is a read-only replica: name the master in url",
+    "READONLY": "this server is a read-only replica: name the master in url, or use sentinels",
     "LOADING": "Redis is loading its data; it will accept messages when it has finished",
-    "MASTERDOWN": "this server is a replica without its master: name the master in url",
+    "MASTERDOWN": "this server is a replica without its master: name the master in url, or use sentinels",
     "NOAUTH": "Redis requires a login: set user and password in url",
     "WRONGPASS": "the login is refused: check user and password in url",
     "NOREPLICAS": "Redis has fewer replicas than its min-replicas-to-write: check the replicas",

@@ -30,7 +30,9 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
 
     Args:
         alias: the publisher's name in the settings.
-        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS.
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS. With `sentinels`, it names the
+            master instead of a host: `redis://user:password@mymaster/0`.
+        sentinels: the Sentinels' URLs, such as `redis://host:26379`, which may have their own login.
         stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is empty),
             `{type}` for its type and `{key}` for its key.
         max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
@@ -64,13 +66,13 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
         after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
-        return f"Redis at {self.describe_server()}, stream {self.stream!r}"
+        return f"Redis at {self.describe_servers()}, stream {self.stream!r}"
 
     def prepare(self) -> str:
         try:
             connection = self._pool.take()
         except Lost as error:
-            return f"cannot connect to Redis at {self.describe_server()}: {error}"
+            return f"cannot connect to Redis at {self.describe_servers()}: {error}"
         self._pool.put(connection)
         return ""
 
