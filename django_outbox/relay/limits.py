@@ -32,6 +32,8 @@ class Limits(ServiceLimits):
         tenant_interval: time between two looks for new and deleted tenants, and for those that could not be served.
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
         listed: maximum number of ids that one listing of a stream reads.
+        idle_after: time after a listing that found nothing from which on a worker looks without a transaction, because
+            mostly nothing is new.
         table_interval: time between two looks at the table of a publisher that has a stream, if the last one found
             nothing.
         standby_interval: time between two attempts to take over a stream from another worker, which is fastest if it
@@ -61,15 +63,16 @@ class Limits(ServiceLimits):
     tenant_interval: float = 10.0
     pause_interval: float = 1.0
     listed: int = 10_000
+    idle_after: float = 0.5
     table_interval: float = 0.1
     standby_interval: float = 1.0
     follow_pause: float = 0.02
     follow_time: float = 0.05
     log_patience: float = 1.0
-    log_look_interval: float = 0.5
+    log_look_interval: float = 1.0
     log_open_interval: float = 5.0
     log_standby_time: float = 10.0
-    log_read_time: float = 0.2
+    log_read_time: float = 0.5
 
 
 LIMITS = Limits()

@@ -361,16 +361,26 @@ class PostgreSQLStore(LockingStore):
             yield claim or stack.enter_context(super().claim(request))
 
     def has_due(self, publisher: str) -> bool:
-        if not prepare(self, self.FEW_STATEMENTS):
-            return bool(self.fetch(HAS_DUE, [publisher])[0][0])
+        rows = self.fetch_prepared(self.FEW_STATEMENTS, "outbox_due", [publisher])
+        return bool((rows or self.fetch(HAS_DUE, [publisher]))[0][0])
+
+    def fetch_prepared(
+        self, statements: Mapping[str, str], name: str, arguments: Sequence[Any]
+    ) -> list[tuple[Any, ...]] | None:
+        """Execute a prepared statement without a transaction and return its rows; None if the session keeps none.
+
+        Args:
+            statements: those to prepare, as `prepare` takes them.
+        """
+        if not prepare(self, statements):
+            return None
         driver = self.connection.connection
         try:
-            ((has_due,),) = execute(self.connection, KEEP_PLANS, ("outbox_due", [publisher]))[0]
-            return bool(has_due)
+            return execute(self.connection, KEEP_PLANS, (name, arguments))[0]
         except DatabaseError as error:
             if not note_lost(driver, error):
                 raise
-            return True
+        return None
 
     def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
         """Claim few messages with one round trip, until the stack ends; return None if an ordinary claim is needed."""

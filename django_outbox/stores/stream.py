@@ -69,6 +69,11 @@ NEWEST = NEW.replace("publisher, xid, id", "publisher DESC, xid DESC, id DESC")
 
 LIST_NEW = f"{CURRENT}, ARRAY(SELECT id FROM {NEW} LIMIT %s)"
 
+LOOK = {
+    "outbox_new(text, xid8, xid8[])": f"{CURRENT}, EXISTS (SELECT FROM {NEW})" % ("$1", "$2", 1, "$3", "$1", 1),
+}
+"""The statement that looks whether anything is new."""
+
 # Not by the primary key, which `min(id)` would follow from the oldest message on.
 FIND_START = f"""
 SELECT coalesce(min(id + 0), 0) FROM {{table}}
@@ -363,6 +368,16 @@ class Stream:
         """List what is new, and the snapshot in which it is visible; any `limit` messages if there are more."""
         ((text, own, ids),) = self._store.fetch(LIST_NEW, [*self._new(position, limit), limit])
         return str(Snapshot.read(text, own)), sorted(ids)
+
+    def pass_nothing(self, passed: str) -> str | None:
+        """Return a newer snapshot than `passed` if nothing is new in it; None if something is, or if it is unknown."""
+        snapshot = Snapshot.read(passed)
+        arguments = [self._publisher, str(snapshot.end), array(snapshot.running)]
+        rows = self._store.fetch_prepared(LOOK, "outbox_new", arguments)
+        if rows is None:
+            return None
+        ((text, own, is_new),) = rows
+        return None if is_new else str(Snapshot.read(text, own))
 
     def _new(self, position: StoredPosition, limit: int) -> list[Any]:
         """Return the parameters of `NEW`."""

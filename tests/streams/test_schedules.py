@@ -108,7 +108,7 @@ class Schedule:
         self.count = 0
 
     def new_source(self) -> StreamFirst:
-        return new_source(self.using, listed=self.listed)
+        return new_source(self.using, listed=self.listed, idle_after=-1.0)
 
     def finish(self) -> None:
         """Commit and deliver everything, and look whether each message was delivered."""
@@ -122,7 +122,7 @@ class Schedule:
         assert not OutboxMessage.objects.using(self.using).pending().exists()
 
     def drain(self) -> None:
-        for _ in range(100):
+        for _ in range(2_000):
             for relay in RELAYS:
                 self.deliver(relay, 50, [])
             if all(source.exhausted for source in self.sources):

@@ -31,6 +31,9 @@ from django_outbox.utils.text import describe
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
 
+LOOK_TIME = 10.0
+"""Seconds after a listing for which an idle worker looks without locking the position or checking the server."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamedBatch:
@@ -93,6 +96,7 @@ class StreamReader:
         self.passed = ""
         self.next_look = 0.0
         self.has_nothing = self.goes_on = False
+        self._found_nothing_at = -math.inf  # when a listing did, or another worker had the position
         self._table = table
         self._refused: Set[int] = NONE
         self._ahead: Ahead | None = None
@@ -120,13 +124,29 @@ class StreamReader:
     @contextmanager
     def claim(self, limit: int) -> Iterator[Claim]:
         """Claim at most `limit` messages for as long as the context is open."""
-        if self._log is not None and self._log.has_nothing_new and not self._refused:
+        if (self._log is not None and self._log.has_nothing_new and not self._refused) or self._shows_nothing():
             self._table.begin_claim()
             self.goes_on = False
             yield Claim([])
             return
         with self._table.open_claim(self._open(limit)) as claim:
             yield claim
+
+    def _shows_nothing(self) -> bool:
+        """Return whether a look without a transaction shows that nothing is new, after a claim that found nothing."""
+        seconds = time.monotonic() - self._found_nothing_at
+        if self._refused or not (self.has_nothing and self._limits.idle_after < seconds < LOOK_TIME):
+            return False
+        if not self._table.connection.get_autocommit():
+            return False
+        if self._log is not None and not self._log.stands_by:
+            return False
+        with self._table.watch():
+            passed = self._stream.pass_nothing(self.passed)
+        if passed is None:
+            return False
+        self.passed = passed
+        return True
 
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         """Claim a message that was claimed before, from the table; if it is in the stream, it is moved there."""
@@ -306,6 +326,7 @@ class StreamReader:
         """Claim nothing for some seconds, and learn where the other worker stands."""
         self._listing, self.has_nothing, self.goes_on = None, True, False
         self.next_look = time.monotonic() + seconds
+        self._found_nothing_at = time.monotonic()
         self._learn(stream)
         self._has_position = bool(self.passed)
         self.passed = self.passed or NOTHING
@@ -340,6 +361,7 @@ class StreamReader:
         for example, to new ones. An old snapshot takes their messages for delivered.
         """
         self._listing, self._ahead, self._position = None, None, StoredPosition()
+        self._found_nothing_at = -math.inf
         self.passed = self.passed and NOTHING
 
     def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
@@ -409,6 +431,7 @@ class StreamReader:
                 listing = stream.list_new(position, self._limits.listed)
             if not listing.ids and not position.page:
                 self.has_nothing, self._listing, self.passed = True, None, listing.page
+                self._found_nothing_at = time.monotonic()
                 return Claim([])
             self.passed = position.passed
             ids, end = self._leave_out_refused(stored, listing)[:limit], position.page_end
