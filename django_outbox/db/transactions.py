@@ -6,7 +6,9 @@ again.
 
 import asyncio
 import os
+import selectors
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -110,6 +112,15 @@ def is_usable(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the server answers over a connection; False if it was closed."""
     # Django's own method raises an AttributeError on MySQL if there is no connection.
     return connection.connection is not None and connection.is_usable()
+
+
+def is_silent(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether nothing has arrived over an idle network connection, not even its end; this asks no server."""
+    # SQLite's has no descriptor, and neither has a connection that was lost.
+    with suppress(Exception), selectors.DefaultSelector() as selector:
+        selector.register(connection.connection.fileno(), selectors.EVENT_READ)
+        return not selector.select(0)
+    return False
 
 
 def outlive_connection(connection: BaseDatabaseWrapper, query: Callable[[bool], Result]) -> Result:

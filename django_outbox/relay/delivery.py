@@ -8,7 +8,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.db.errors import shows_refusal
-from django_outbox.db.transactions import is_usable
+from django_outbox.db.transactions import is_silent, is_usable
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import RateLimit
 from django_outbox.relay.batch import DeliveryResult, Phases, Unsettled
@@ -80,7 +80,7 @@ class Delivery:
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
         connection = connections[self._state.using]
-        if connection.connection is None or connection.in_atomic_block:
+        if connection.connection is None or connection.in_atomic_block or is_silent(connection):
             return
         with self._source.table.watch():
             usable = is_usable(connection)

@@ -118,9 +118,12 @@ class LogReader:
         with _explained():
             self._connection = psycopg.connect(make_conninfo(**options), autocommit=True)
         self._pgconn = self._connection.pgconn
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
 
     def close(self) -> None:
         """End the connection."""
+        self._selector.close()
         self._connection.close()
 
     def identify(self) -> tuple[str, int]:
@@ -260,10 +263,7 @@ class LogReader:
         return result
 
     def _wait(self, seconds: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pgconn.socket, selectors.EVENT_READ)
-            ready = selector.select(seconds)
-        if ready:
+        if self._selector.select(seconds):
             with _explained():
                 self._pgconn.consume_input()
 

@@ -9,8 +9,10 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.db.transactions import is_silent
 from django_outbox.relay import Limits, Relay
 from tests.conftest import ALIASES
+from tests.support.databases import kill
 from tests.support.publishers import SCRIPTED
 from tests.support.relay_threads import running_relay
 from tests.support.waiting import eventually
@@ -78,6 +80,21 @@ def test_an_idle_relay_whose_connection_the_server_ends_goes_on_without_a_word(
             enqueue("t", 1, using=alias)
         eventually(lambda: relay.tally.processed == 1)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("alias", ["postgresql", "mariadb"])
+def test_a_connection_is_silent_until_the_server_ends_it(alias: str):
+    connection = connections[alias]
+    connection.ensure_connection()
+    assert is_silent(connection)
+    kill(alias)
+    eventually(lambda: not is_silent(connection))
+    connection.close()
+
+
+def test_a_connection_without_a_network_is_not_silent():
+    connections["default"].ensure_connection()
+    assert not is_silent(connections["default"])
 
 
 @pytest.fixture
