@@ -3,14 +3,12 @@
 import argparse
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from django_outbox.conf import SOURCES
 from tests.faults.kinds import BROKERS, faults_for
-from tests.faults.overlap import SECONDS, overlap, text
-from tests.faults.plan import LOCKED, Plan
+from tests.faults.plan import Plan
 from tests.faults.report import table
 from tests.faults.run import Run
 from tests.faults.servers import SERVERS
@@ -24,16 +22,11 @@ def main(arguments: list[str]) -> int:
         for fault in faults_for(options.database, broker=options.broker):
             sys.stdout.write(f"{fault.name:<34}{fault.inflict.__doc__}\n")
         return 0
-    if options.scenario:
-        plan = overlap(options.database, options.seconds, options.seed, options.locked or "none")
-        plan = replace(plan, keep_logs=options.keep_logs and options.keep_logs.resolve())
-    else:
-        plan = planned(options)
     # They end it like Ctrl-C, so that nothing is left behind.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        result = Run(plan).execute()
+        result = Run(planned(options)).execute()
     except SuiteError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -41,8 +34,6 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("stopped; nothing is left behind\n")
         return 130
     sys.stdout.write(f"{table(result)}\n")
-    if options.scenario:
-        sys.stdout.write(f"\n{text(result)}\n")
     return 0 if result.good else 1
 
 
@@ -64,7 +55,6 @@ def planned(options: argparse.Namespace) -> Plan:
         notify=options.notify,
         source=options.source,
         unroutable=options.unroutable,
-        locked=options.locked or "even",
         failed_blocks_key=options.failed_blocks_key,
         keep_logs=options.keep_logs.resolve() if options.keep_logs else None,
     )
@@ -93,16 +83,11 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--kind", action="append", default=[], metavar="KIND", help="only this kind of fault; repeatable"
     )
-    found.add_argument("--locked", choices=LOCKED, help="keys that writers lock (default: even; none in the scenario)")
     found.add_argument(
         "--unroutable", type=_share, default=0.0, metavar="X", help="share of unroutable messages (%(default)s)"
     )
     found.add_argument("--failed-blocks-key", action="store_true", help="a failed message blocks its key")
     found.add_argument("--keep-logs", type=Path, metavar="DIR", help="keep logs and journals in this folder")
-    found.add_argument("--scenario", choices=("overlap",), help="ordinary traffic instead of faults")
-    found.add_argument(
-        "--seconds", type=float, default=SECONDS, help="duration of the traffic in a scenario (%(default)s)"
-    )
     found.add_argument(
         "--list", action="store_true", help="list the kinds of faults of this database and broker, and exit"
     )

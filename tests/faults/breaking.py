@@ -14,7 +14,7 @@ Schedule = dict[str, list[tuple[float, Fault, random.Random]]]
 """Faults by lane: when they are due, as a share of the load, and each one's own chance."""
 
 
-MIN_SECONDS_EACH, MAX_SECONDS_EACH = 0.5, 2.5
+MIN_SECONDS_EACH, MAX_SECONDS_EACH = 0.5, 2.0
 """Bounds of the time in which the share of one fault is allowed, whatever the faults took so far."""
 
 SECONDS_ALONE = 20.0

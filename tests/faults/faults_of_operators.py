@@ -31,8 +31,8 @@ def locks_kept(stage: Stage, rand: random.Random) -> int:
         "count": rand.choice((1, 5, 60)),
         "hold": rand.random() < 0.7,
         "commit": rand.random() < 0.7,
-        "locked": rand.uniform(10, 15),
-        "held": rand.uniform(0, 4),
+        "locked": rand.uniform(8, 10),
+        "held": rand.uniform(0, 2),
     }
     withhold(stage, "locks_kept", "locking", options)
     return 0
@@ -42,14 +42,14 @@ def locks_kept(stage: Stage, rand: random.Random) -> int:
 def keys_waiting(stage: Stage, rand: random.Random) -> int:
     """Many keys wait for their delay, and a long queue of one key waits behind its first message."""
     journal = stage.nursery.logs / f"writer-{len(stage.journals)}.journal"
-    keys = min(max(2_000, stage.plan.messages // 10), 50_000)
+    keys = min(max(1_000, stage.plan.messages // 10), 50_000)
     options = {
         "number": len(stage.journals),
         "seed": stage.plan.seed,
         "written": str(journal),
         "keys": keys,
         "queue": min(keys, 5_000),
-        "delay": rand.uniform(12, 15) + keys / 500,
+        "delay": rand.uniform(9, 11) + keys / 500,
     }
     stage.journals.append(journal)
     withhold(stage, "keys_waiting", "waiting", options)
@@ -75,7 +75,7 @@ def pause(stage: Stage, rand: random.Random, types: frozenset[str], *arguments: 
     """Pause for some seconds by the commands that an operator has."""
     manage(stage, "outbox_pause", "--publisher", "default", *arguments)
     begin = time.monotonic() + PAUSED_AFTER
-    stage.pause(rand.uniform(9, 13))
+    stage.pause(rand.uniform(8, 10))
     stage.windows.append(Window("paused", begin, time.monotonic(), {}, types=types))
     manage(stage, "outbox_resume", "--publisher", "default", *arguments)
 

@@ -60,7 +60,6 @@ class Ledger:
     rolled_back: int = 0
     overlapping: int = 0
     """Messages whose transaction overlapped with another writer's that wrote the same key, without its lock."""
-    one_fate: int = 0
     """Committed messages that arrived, or failed, or are pending, and only one of these."""
     two_fates: int = 0
     closing: int = 0
@@ -340,7 +339,6 @@ def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseSe
     for name, each in written.items():
         if each.kind is not Kind.ROLLED_BACK:
             fates = (each.arrivals > 0) + (name in failed) + (name in pending) + each.discarded
-            ledger.one_fate += fates == 1
             if fates > 1:
                 ledger.two_fates += 1
                 ledger.sample("have two fates", f"{name} {each}", partial(row, name, database))

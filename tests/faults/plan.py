@@ -39,14 +39,10 @@ def type_of(id: str, key: str) -> str:
     return TYPES[int(key.partition("-")[2] or int(id, 16)) % 2]
 
 
-LOCKED = ("none", "even", "all")
-"""Keys that the writers lock: none, those with even numbers, or all."""
-
-
-def is_locked(key: str, locked: str) -> bool:
-    """Return whether writers lock a key, if `locked` of them are; it is `-` or blank for none."""
+def is_locked(key: str) -> bool:
+    """Return whether writers lock a key, which they do if its number is even; it is `-` or blank for none."""
     number = key.partition("-")[2]
-    return bool(number) and (locked == "all" or (locked == "even" and int(number) % 2 == 0))
+    return bool(number) and int(number) % 2 == 0
 
 
 POISON = (Kind.UNROUTABLE, Kind.REFUSED, Kind.TOO_LARGE)
@@ -70,25 +66,10 @@ class Plan:
     minutes: float = 30.0
     kinds: tuple[str, ...] = ()
     """Only these kinds of faults; all that the database has by default."""
-    poison: bool = True
     unroutable: float = 0.0
-    """Share of the messages that are unroutable, apart from `poison`."""
-    unkeyed: float = 0.2
-    """Share of the messages that have no key."""
-    locked: str = "even"
-    """Keys that the writers lock: one of `LOCKED`."""
-    sizes: tuple[int, ...] = (1, 1, 2, 3, 5, 10, 40)
-    """Number of messages in a transaction; one of these is drawn."""
-    seconds: float | None = None
-    """Seconds for which the writers write as fast as they can; by default they write `messages`."""
-    defaults: bool = False
-    """Whether the relays have the default settings, instead of those for faults."""
+    """Share of the messages that are unroutable, apart from those that every broker refuses."""
     keep_logs: Path | None = None
-    operator: bool = True
-    """Whether failed messages are requeued, mended and discarded during the run."""
     failed_blocks_key: bool = False
-    dead_letters: bool = True
-    """Whether failed messages are copied to a dead-letter queue."""
     notify: bool = False
     """Whether the writers wake the relays, where the database can."""
     source: str = "table"
@@ -97,8 +78,6 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """The setting `OUTBOX` of the relays."""
-        if self.defaults:
-            return {}
         return {
             "BATCH_SIZE": self.batch_size,
             "POLL_INTERVAL": 0.2,
@@ -106,7 +85,7 @@ class Plan:
             "RETENTION": None,
             "NOTIFY": self.notify,
             "FAILED_BLOCKS_KEY": self.failed_blocks_key,
-            "DEAD_LETTER_PUBLISHER": "dead" if self.dead_letters else None,
+            "DEAD_LETTER_PUBLISHER": "dead",
             # A queue that is full for a long time must not make a good message fail.
             "RETRY": {"DELAY": 0.2, "FACTOR": 1.5, "MAX_DELAY": 3.0, "MAX_ATTEMPTS": 100},
         }

@@ -17,9 +17,7 @@ def make_relays(
     plan: Plan, nursery: Nursery, database: DatabaseServer, broker: Broker, proxies: Proxies, *, late: Path
 ) -> Places:
     """Return the places of a plan's relays, which note late calls of their publishers in the journal `late`."""
-    command = [sys.executable, "-m", "django", "run_outbox"]
-    if not plan.defaults:
-        command += ["--workers", str(plan.workers)]
+    command = [sys.executable, "-m", "django", "run_outbox", "--workers", str(plan.workers)]
     places = []
     for number in range(plan.relays):
         database_proxy = proxies.open(database.port) if database.port else None
@@ -28,8 +26,7 @@ def make_relays(
         publishers = {"default": broker.publisher(broker_proxy.port)}
         backend = publishers["default"]["BACKEND"].rpartition(".")[2]
         publishers["default"]["BACKEND"] = f"tests.faults.publishing.Watched{backend}"
-        if plan.dead_letters:
-            publishers["dead"] = broker.dead_letter_publisher(broker_proxy.port)
+        publishers["dead"] = broker.dead_letter_publisher(broker_proxy.port)
         environment = {**django_environment(plan, url), "FAULTS_PUBLISHERS": json.dumps(publishers)}
         environment["FAULTS_LATE"] = str(late)
         environment["FAULTS_STOP"] = str(nursery.directory / f"relay-{number}.stop")

@@ -36,9 +36,9 @@ def table(result: Result) -> str:
     plan, ledger = result.plan, result.ledger
     lines = [
         f"{plan.database}: {', '.join((*result.versions, *own_versions()))}",
-        f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {relay_options(plan)}, "
-        f"{plan.writers} writers{' that wake the relays' if plan.notify else ''}",
-        f"locked keys: {plan.locked}, failed messages {'block' if plan.failed_blocks_key else 'never block'} their key",
+        f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {plan.workers} workers, "
+        f"batches of {plan.batch_size}, {plan.writers} writers{' that wake the relays' if plan.notify else ''}",
+        f"failed messages {'block' if plan.failed_blocks_key else 'never block'} their key",
         "",
     ]
     figures = {
@@ -83,11 +83,6 @@ def table(result: Result) -> str:
     lines += ["", f"The run did not finish: {result.problem}"] if result.problem else []
     lines += ["", "Every promise was kept." if result.good else "A PROMISE WAS BROKEN."]
     return "\n".join(lines)
-
-
-def relay_options(plan: Plan) -> str:
-    """Return the relays' options."""
-    return "all defaults" if plan.defaults else f"{plan.workers} workers, batches of {plan.batch_size}"
 
 
 def own_versions() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import signal
 import sys
 import threading
@@ -21,9 +22,6 @@ from tests.faults.stage import Stage
 from tests.support.children import Child, Nursery, SuiteError, wait_until
 from tests.support.proxies import Proxies
 
-ENDLESS = 10**9
-"""More messages than writers can write."""
-
 BURST = 1.0
 """Seconds between two bursts of messages."""
 
@@ -38,9 +36,6 @@ SQLITE_HOLD = 0.004
 
 DRAIN_PATIENCE = 60.0
 """Seconds without progress after which a drain gives up."""
-
-QUIET = 30.0
-"""The same if nothing was broken."""
 
 
 class Run:
@@ -125,12 +120,9 @@ class Run:
             try:
                 with self._operator(stage) as operator:
                     with self._writers(stage) as writers:
-                        if plan.seconds is None:
-                            self._load(stage, writers)
-                        else:
-                            self._write_for(plan.seconds, writers)
+                        self._load(stage, writers)
                     load_seconds = time.monotonic() - load_began
-                    if operator is not None and plan.failed_blocks_key:
+                    if plan.failed_blocks_key:
                         # Blocked messages are delivered once all failed ones are repaired or discarded.
                         operator.input.write(b"finish\n")
                         operator.input.flush()
@@ -150,7 +142,7 @@ class Run:
             stage.refusals,
             stage.windows,
             blocks_key=plan.failed_blocks_key,
-            dead_letters=plan.dead_letters,
+            dead_letters=True,
         )
         struck = sum(fault.struck for fault in self._inflicted) + ledger.closing
         ledger.sent_again_bound = self._plan.batch_size * self._plan.workers * struck
@@ -168,11 +160,8 @@ class Run:
         )
 
     @contextlib.contextmanager
-    def _operator(self, stage: Stage) -> Iterator[Child | None]:
-        """Let an operator work until the context ends, if the plan has one."""
-        if not self._plan.operator:
-            yield None
-            return
+    def _operator(self, stage: Stage) -> Iterator[Child]:
+        """Let an operator requeue, mend and discard failed messages until the context ends."""
         options = json.dumps({"seed": self._plan.seed, "journal": str(self._operations)})
         operator = stage.nursery.start(
             "operator",
@@ -190,25 +179,20 @@ class Run:
     def _writers(self, stage: Stage) -> Iterator[list[Child]]:
         plan = self._plan
         environment = django_environment(plan, stage.database.url("writer"))
-        messages = plan.messages if plan.seconds is None else ENDLESS
-        shares = [messages // plan.writers] * plan.writers
-        shares[0] += messages % plan.writers
+        shares = [plan.messages // plan.writers] * plan.writers
+        shares[0] += plan.messages % plan.writers
         writers = []
         for number, share in enumerate(shares):
             options = {
                 "number": number,
                 "keys": plan.keys,
                 "seed": plan.seed,
-                "poison": [kind.value for kind in stage.broker.poison] if plan.poison else [],
+                "poison": [kind.value for kind in stage.broker.poison],
                 "unroutable": plan.unroutable,
-                "unkeyed": plan.unkeyed,
-                "locked": plan.locked,
-                "sizes": plan.sizes,
                 "hold": SQLITE_HOLD if plan.database == "sqlite" else HOLD,
-                "giants": 10 if plan.poison else 0,
+                "giants": 10,
                 "messages": share,
                 "journal": str(self._journals[number]),
-                "restless": plan.seconds is None,
             }
             command = [sys.executable, "-m", "tests.faults.workload", json.dumps(options)]
             writers.append(stage.nursery.start(f"writer-{number}", command, environment=environment, talks=True))
@@ -228,19 +212,6 @@ class Run:
         self._inflicted = breaking.inflicted
         with breaking:
             self._pace(stage, writers, breaking)
-
-    def _write_for(self, seconds: float, writers: list[Child]) -> None:
-        """Let the writers write for a time as fast as they can, and break nothing."""
-        for writer in writers:
-            writer.input.write(b"%d\n" % ENDLESS)
-            writer.input.flush()
-        wait_until(lambda: all(each.stat().st_size for each in self._journals), WRITER_PATIENCE, "the first messages")
-        time.sleep(seconds)
-        for writer in writers:
-            writer.input.close()
-        for writer in writers:
-            if code := writer.wait(WRITER_PATIENCE):
-                raise SuiteError(f"{writer.name} ended with {code}:\n{writer.tail()}")
 
     def _pace(self, stage: Stage, writers: list[Child], breaking: Breaking) -> None:
         plan, todo = self._plan, breaking.todo
@@ -299,13 +270,12 @@ class Run:
         """Wait until nothing is pending, for as long as there is progress."""
         stage.say("all faults are healed; draining")
         pending = f"SELECT count(*) FROM {TABLE} WHERE {stage.database.undelivered}"
-        patience = DRAIN_PATIENCE if self._plan.seconds is None else QUIET
-        best, since, told = ENDLESS + 1, time.monotonic(), 0.0
+        best, since, told = math.inf, time.monotonic(), 0.0
         while left := stage.database.rows(pending)[0][0]:
             now = time.monotonic()
             if left < best:
                 best, since = left, now
-            if now - since > patience or now > self._deadline:
+            if now - since > DRAIN_PATIENCE or now > self._deadline:
                 stage.say(f"{left:,} are still pending, and their number no longer falls")
                 return
             if now - told > 5:

@@ -17,7 +17,6 @@ from tests.faults import ledger
 from tests.faults.breaking import Turns
 from tests.faults.kinds import faults_for
 from tests.faults.ledger import Ledger
-from tests.faults.overlap import figures, overlap
 from tests.faults.plan import Plan
 from tests.faults.refusals import Refusals
 from tests.faults.report import table
@@ -43,7 +42,7 @@ def run(**options: Any) -> None:
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
-    run(database="postgresql", messages=6_000, keys=200, faults=len(faults_for("postgresql")), notify=True)
+    run(database="postgresql", messages=5_000, keys=200, faults=len(faults_for("postgresql")), notify=True)
 
 
 @pytest.mark.slow
@@ -56,9 +55,9 @@ def test_every_promise_is_kept_by_streams_under_faults(source: str):
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_mariadb_under_faults():
-    """The faults that depend on the database, and an operator who withholds messages."""
+    """The faults that depend on the database, and messages that are locked or wait."""
     of_database = tuple(each.name for each in faults_for("mariadb") if each.lane == "database")
-    kinds = (*of_database, "database-half-open", "locks-kept", "keys-waiting", "type-paused", "publisher-paused")
+    kinds = (*of_database, "database-half-open", "locks-kept", "keys-waiting")
     run(
         database="mariadb",
         messages=3_000,
@@ -81,7 +80,7 @@ def test_every_promise_is_kept_on_mysql_under_faults():
 @pytest.mark.slow
 def test_every_promise_is_kept_on_sqlite_under_faults():
     kinds = ("relay-killed", "relay-paused-too-long", "queues-full", "file-locked")
-    run(database="sqlite", messages=2_500, keys=80, faults=6, kinds=kinds)
+    run(database="sqlite", messages=2_000, keys=80, faults=len(kinds), kinds=kinds)
 
 
 @pytest.mark.slow
@@ -96,16 +95,6 @@ def test_every_promise_is_kept_by_other_brokers_while_they_break(broker: str):
 def test_every_promise_is_kept_by_a_cluster_of_kafka_while_its_brokers_fail():
     kinds = ("leader-killed", "leader-frozen", "controller-killed", "broker-unreachable", "all-relays-killed")
     run(broker="kafka", messages=1_500, keys=50, faults=len(kinds), kinds=kinds)
-
-
-@pytest.mark.slow
-def test_overlapping_writers_and_failing_messages_leave_every_message_with_one_fate():
-    result = Run(overlap("postgresql", seconds=4, seed=SEED)).execute()
-    if not result.good:
-        pytest.fail(table(result), pytrace=False)
-    counts = figures(result)
-    assert counts["with one fate"] == counts["messages"] > 0
-    assert counts["overlapping within their key"] > 0
 
 
 def test_a_kind_of_fault_that_the_database_does_not_have_is_refused_by_name():
@@ -287,7 +276,6 @@ def test_the_ledger_finds_what_arrived_and_is_still_pending(books: Books):
     books.arrived("a1 key-1 1", "a2 key-1 2")
     books.row("a1", available_at="2026-01-01")
     assert books.broken() == {"have two fates": 1, "stuck (pending after the drain)": 1}
-    assert books.check().one_fate == 1
 
 
 def test_messages_of_one_key_whose_transactions_overlap_may_arrive_in_either_order(books: Books):

@@ -38,6 +38,12 @@ MAX_NESTING = 28
 HOT_KEYS = 5
 """Number of keys that get half of the messages, so that transactions of one key overlap often."""
 
+SIZES = (1, 1, 2, 3, 5, 10, 40)
+"""Numbers of messages, one of which is drawn for each transaction."""
+
+UNKEYED = 0.2
+"""Share of the messages that have no key."""
+
 Interval = tuple[float, float]
 
 
@@ -85,9 +91,6 @@ class Writer:
         seed: the same seed makes the same messages.
         poison: the kinds of the thousandth of the messages that deserve to fail; none if there are no kinds.
         unroutable: share of the messages that are unroutable, apart from those.
-        unkeyed: share of the messages that have no key.
-        locked: which keys are locked: one of `LOCKED`.
-        sizes: numbers of messages, one of which is drawn for each transaction.
         hold: longest time in seconds for which a transaction stays open.
         giants: how many messages nearly as large as the broker allows to write.
     """
@@ -100,9 +103,6 @@ class Writer:
         seed: int,
         poison: Sequence[str],
         unroutable: float,
-        unkeyed: float,
-        locked: str,
-        sizes: Sequence[int],
         hold: float,
         giants: int,
     ) -> None:
@@ -111,9 +111,6 @@ class Writer:
         self._numbers = dict.fromkeys(self._keys, 0)
         self._poison = [Kind(each) for each in poison]
         self._unroutable = unroutable
-        self._unkeyed = unkeyed
-        self._locked = locked
-        self._sizes = tuple(sizes)
         self._hold = hold
         self._giants = giants
         self._count = 0
@@ -123,13 +120,13 @@ class Writer:
         """Return a transaction of at most `room` messages."""
         rolled_back = self._rand.random() < 0.1
         numbers = dict(self._numbers)
-        size = min(self._rand.choice(self._sizes), room)
+        size = min(self._rand.choice(SIZES), room)
         many = self._rand.random() < size / 5
         messages: list[Planned] = []
         owned = ""
         for _ in range(size):
             key = self._key()
-            if is_locked(key, self._locked) and not many:
+            if is_locked(key) and not many:
                 # One by one, keys would be locked in an order by chance, and transactions would deadlock.
                 key = owned = owned or key
             messages.append(self._message(key, numbers, rolled_back))
@@ -142,7 +139,7 @@ class Writer:
         return self._rand.uniform(0, self._hold) if self._rand.random() < 0.7 else 0.0
 
     def _key(self) -> str:
-        if self._rand.random() < self._unkeyed:
+        if self._rand.random() < UNKEYED:
             return ""
         return self._rand.choice(self._keys[:HOT_KEYS] if self._rand.random() < 0.5 else self._keys)
 
@@ -158,8 +155,7 @@ class Writer:
         payload = {"key": key, "n": n, "filling": self._nested(self._filling(kind))}
         delay = rand.uniform(0.1, 3) if rand.random() < 0.005 else 0.0
         id = uuid.UUID(int=self._prefix | self._count)
-        locked = is_locked(key, self._locked)
-        return Planned(id, key, n, kind, type_of(id.hex, key), topic, headers, payload, delay, locked)
+        return Planned(id, key, n, kind, type_of(id.hex, key), topic, headers, payload, delay, is_locked(key))
 
     def _kind(self) -> Kind:
         if self._poison and self._rand.random() < 0.001:
@@ -283,7 +279,6 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     total = options.pop("messages")
     journal = Path(options.pop("journal"))
-    restless = options.pop("restless")
     writer = Writer(**options)
     committed = 0
     allowed = allowances()
@@ -302,8 +297,6 @@ def main() -> None:
                 committed += len(work.messages)
             lines.writelines(written_line(*pair) for pair in zip(work.messages, intervals, strict=True))
             lines.flush()
-            if not restless:
-                time.sleep(writer.pause())
 
 
 if __name__ == "__main__":
