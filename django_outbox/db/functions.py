@@ -1,6 +1,7 @@
 """Functions and lookups of the ORM: the database's clock, which decides what is due, and comparisons of text."""
 
 import re
+from functools import partialmethod
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,17 +17,17 @@ class DatabaseNow(Now):
     SQLite, which compares times as text, this one has six digits of a second like all times that Django stores.
     """
 
-    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any) -> tuple[str, Any]:
-        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra_context)
-
-    def as_sqlite(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
-    ) -> tuple[str, Any]:
-        template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')"
-        return self.as_sql(compiler, connection, template=template, **extra_context)
+    as_mysql = partialmethod(Func.as_sql, template="UTC_TIMESTAMP(6)")
+    as_sqlite = partialmethod(Func.as_sql, template="STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')")
 
 
 JSON_SET = """JSON_SET(%(expressions)s, '$."%(name)s"', {time})"""
+
+TIME_OF_MYSQL = "DATE_FORMAT(UTC_TIMESTAMP(6), '%%%%Y-%%%%m-%%%%dT%%%%H:%%%%i:%%%%s.%%%%fZ')"
+
+TIME_OF_SQLITE = "STRFTIME('%%%%Y-%%%%m-%%%%dT%%%%H:%%%%M:%%%%fZ', 'NOW')"
+
+TIME_OF_POSTGRESQL = """to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 
 
 class WithCurrentTime(Func):
@@ -38,22 +39,11 @@ class WithCurrentTime(Func):
         super().__init__(object)
         self.extra["name"] = name
 
-    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any) -> tuple[str, Any]:
-        time = "DATE_FORMAT(UTC_TIMESTAMP(6), '%%%%Y-%%%%m-%%%%dT%%%%H:%%%%i:%%%%s.%%%%fZ')"
-        return self.as_sql(compiler, connection, template=JSON_SET.format(time=time), **extra_context)
-
-    def as_sqlite(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
-    ) -> tuple[str, Any]:
-        time = "STRFTIME('%%%%Y-%%%%m-%%%%dT%%%%H:%%%%M:%%%%fZ', 'NOW')"
-        return self.as_sql(compiler, connection, template=JSON_SET.format(time=time), **extra_context)
-
-    def as_postgresql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
-    ) -> tuple[str, Any]:
-        time = """to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
-        template = f"%(expressions)s || jsonb_build_object('%(name)s', {time})"
-        return self.as_sql(compiler, connection, template=template, **extra_context)
+    as_mysql = partialmethod(Func.as_sql, template=JSON_SET.format(time=TIME_OF_MYSQL))
+    as_sqlite = partialmethod(Func.as_sql, template=JSON_SET.format(time=TIME_OF_SQLITE))
+    as_postgresql = partialmethod(
+        Func.as_sql, template=f"%(expressions)s || jsonb_build_object('%(name)s', {TIME_OF_POSTGRESQL})"
+    )
 
 
 class CurrentTransaction(Func):
@@ -62,11 +52,7 @@ class CurrentTransaction(Func):
     template = "NULL"
     output_field = BigIntegerField()
     allowed_default = True
-
-    def as_postgresql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
-    ) -> tuple[str, Any]:
-        return self.as_sql(compiler, connection, template="pg_current_xact_id()", **extra_context)
+    as_postgresql = partialmethod(Func.as_sql, template="pg_current_xact_id()")
 
 
 SERVER = "(SELECT system_identifier::text FROM pg_control_system())"
@@ -101,11 +87,7 @@ class CurrentServer(Func):
 
     template = "''"
     output_field = CharField()
-
-    def as_postgresql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
-    ) -> tuple[str, Any]:
-        return self.as_sql(compiler, connection, template=SERVER, **extra_context)
+    as_postgresql = partialmethod(Func.as_sql, template=SERVER)
 
 
 class MatchesPattern(Lookup):
@@ -124,8 +106,7 @@ class MatchesPattern(Lookup):
         text, params = self.process_lhs(compiler, connection)
         return f"{text} {like} %s ESCAPE '!'", (*params, re.sub(r"([!%_])", r"!\1", self.rhs).replace("*", "%"))
 
-    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        return self.as_sql(compiler, connection, "LIKE BINARY")
+    as_mysql = partialmethod(as_sql, like="LIKE BINARY")
 
     def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         text, params = self.process_lhs(compiler, connection)
