@@ -14,7 +14,9 @@ a lease instead of an open transaction, because a transaction would lock the who
         enqueue("order.created", {"id": order.id}, key=f"order-{order.id}")
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from django_outbox.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from django_outbox.enqueueing.attribution import attributed
@@ -32,21 +34,13 @@ __all__ = [
     "enqueue_many",
 ]
 
-_MODULE_OF = {
-    "InvalidMessage": "exceptions",
-    "OutboxError": "exceptions",
-    "OutboxMessage": "models",
-    "TransactionRequired": "exceptions",
-    "attributed": "enqueueing.attribution",
-    "enqueue": "enqueueing.enqueue",
-    "enqueue_many": "enqueueing.enqueue",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Django imports this package before models can be imported, so the names are imported when they are first used.
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from django_outbox.utils.lazy import import_name  # noqa: PLC0415 - importing the package imports nothing else
-
-    return import_name(f"{__name__}.{_MODULE_OF[name]}", name)
+# Django imports this package before models can be imported.
+__getattr__ = lazily(
+    __name__,
+    {
+        "enqueueing.attribution": ["attributed"],
+        "enqueueing.enqueue": ["enqueue", "enqueue_many"],
+        "exceptions": ["InvalidMessage", "OutboxError", "TransactionRequired"],
+        "models": ["OutboxMessage"],
+    },
+)

@@ -4,8 +4,9 @@ A publisher that you write derives from `Publisher`, a consumer from `Consumer`.
 lists what the shared modules do for a broker of this package.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from django_outbox.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
@@ -13,11 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchRefused", "Consumer", "Incoming", "Publisher", "Unavailable"]
 
-_OF_CONSUMERS = ("Consumer", "Incoming", "Unavailable")
-
-
-def __getattr__(name: str) -> Any:
-    # A publisher needs neither a consumer nor Django, so the names are imported when they are first used.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'consumer' if name in _OF_CONSUMERS else 'publisher'}"), name)
+# A publisher needs neither a consumer nor Django.
+__getattr__ = lazily(
+    __name__, {"consumer": ["Consumer", "Incoming", "Unavailable"], "publisher": ["BatchRefused", "Publisher"]}
+)

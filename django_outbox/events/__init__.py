@@ -13,7 +13,9 @@
 Events are discovered in the module `events` of each installed app.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from django_outbox.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from django_outbox.events.recording import RecordsEvents
@@ -21,18 +23,5 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordsEvents", "decode_event", "event", "upgrade"]
 
-_MODULE_OF = {
-    "RecordsEvents": "recording",
-    "decode_event": "registry",
-    "event": "registry",
-    "upgrade": "registry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Some of them need models, which cannot be imported while apps are loaded; others may be needed at that time.
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from django_outbox.utils.lazy import import_name  # noqa: PLC0415 - importing the package imports nothing else
-
-    return import_name(f"{__name__}.{_MODULE_OF[name]}", name)
+# Some of them need models, which cannot be imported while apps are loaded; others may be needed at that time.
+__getattr__ = lazily(__name__, {"recording": ["RecordsEvents"], "registry": ["decode_event", "event", "upgrade"]})

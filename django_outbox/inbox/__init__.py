@@ -13,8 +13,9 @@
             write_invoice(payload)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from django_outbox.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from django_outbox.inbox.deduplication import once, once_many, purge
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Received", "Rejected", "once", "once_many", "purge", "receive"]
 
-_HOMES = {"Received": "storing", "Rejected": "storing", "receive": "receiving"}
-
-
-def __getattr__(name: str) -> Any:
-    # Django imports this package before models can be imported, so the names are imported when they are first used.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'deduplication')}"), name)
+# Django imports this package before models can be imported.
+__getattr__ = lazily(
+    __name__,
+    {
+        "deduplication": ["once", "once_many", "purge"],
+        "receiving": ["receive"],
+        "storing": ["Received", "Rejected"],
+    },
+)
