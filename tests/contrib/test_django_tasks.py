@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -227,12 +226,6 @@ def test_a_queue_that_cannot_be_stored_is_refused_before_the_database(tasks: Any
             tasks.note.using(queue_name="\0").enqueue()
         result = tasks.note.using(queue_name="é" * 127).enqueue()
     assert default_task_backend.get_result(result.id).task.queue_name == "é" * 127
-
-
-def test_a_result_that_does_not_exist(tasks: Any, using: str):
-    for missing in ("123", "", str(uuid.UUID(int=7))):
-        with pytest.raises(TaskResultDoesNotExist):
-            tasks.note.get_result(missing)
 
 
 def test_signals_are_sent_in_order_and_the_last_one_after_the_commit(tasks: Any, using: str):
