@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from django.db import connections, router
@@ -94,7 +94,7 @@ class Relay:
             limits=limits,
             batch_sizes={
                 # A handler outside of a transaction may work for hours, and other relays may have the next message.
-                each.alias: _choose_batch_size(each, batch_size, settings) if each.alias not in leasing else 1
+                each.alias: 1 if each.alias in leasing else _choose_batch_size(each, batch_size, settings)
                 for each in self.publishers
             },
             poll_interval=poll_interval or settings.poll_interval,
@@ -175,22 +175,19 @@ class Relay:
         ):
             return self._in_threads(self._for_each_worker(partial(keep_running, state=state)))
 
-    def run_for_tenants(self, schemas: Collection[str] = ()) -> Tally:
+    def run_for_tenants(self) -> Tally:
         """Deliver the messages of many tenants, as `run` does, each in a schema of the database, with these threads.
 
         New tenants are found while it runs, and deleted ones are dropped. What is wrong in one schema does not stop the
         others.
-
-        Args:
-            schemas: the tenants' schemas; all of them by default.
 
         Raises:
             ImproperlyConfigured: the database has no schema for each tenant, or a publisher has a stream.
             TransactionForbidden: the caller has a transaction open.
         """
         refuse_transaction(connections[self.using], "Relay.run_for_tenants()")
-        tenants = Tenants(self._state, self.publishers, self.workers, schemas)
-        with relay_announcing(self._state, self.publishers, self.workers, schemas=str(tenants)), tenants.kept():
+        tenants = Tenants(self._state, self.publishers, self.workers)
+        with relay_announcing(self._state, self.publishers, self.workers, all_schemas=True), tenants.kept():
             return self._in_threads(tenants.works)
 
     def drain(self, *, max_seconds: float | None = None) -> Tally:

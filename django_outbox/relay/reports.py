@@ -106,7 +106,12 @@ class DeliveryCounts:
 
 
 def relay_announcing(
-    state: RelayState, publishers: Sequence[Publisher], workers: int, *, level: int = logging.INFO, schemas: str = ""
+    state: RelayState,
+    publishers: Sequence[Publisher],
+    workers: int,
+    *,
+    level: int = logging.INFO,
+    all_schemas: bool = False,
 ) -> AbstractContextManager[None]:
     """Log the start of a relay, a line at intervals until the end of the block, and its end with totals."""
 
@@ -115,11 +120,11 @@ def relay_announcing(
         return {"delivered": tally.processed, "will be retried": tally.retried, "failed": tally.failed}
 
     def begin() -> None:
-        if level >= logging.INFO and not schemas:
+        if level >= logging.INFO and not all_schemas:
             _warn_of_unknown_publishers(state.using)
 
     served = ", ".join(f"publisher {each.alias!r} ({describe_publisher(each)})" for each in publishers)
-    setup = f"{served}; {counted(workers, 'worker')} each" + (schemas and f"; {schemas}")
+    setup = f"{served}; {counted(workers, 'worker')} each" + ("; the schemas of all tenants" if all_schemas else "")
     announcement = Announcement(
         "Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin, remind=state.failures.remind
     )

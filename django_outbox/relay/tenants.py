@@ -7,7 +7,7 @@ breakers, pauses, purge and reports, so what is wrong in one does not affect the
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from django_outbox.stores import get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.utils.logs import name_schema
 from django_outbox.utils.rates import Throttle
-from django_outbox.utils.text import describe, shorten
+from django_outbox.utils.text import describe
 from django_outbox.utils.threads import in_background, own_connection
 
 MAX_PAUSE = 30.0
@@ -55,9 +55,6 @@ ANY_SCHEMA = "The outbox of all tenants"
 NO_SCHEMA = "no tenant's schema has the outbox's table; with SHARED_APPS, run run_outbox without --all-schemas"
 """The reason of the outage while there is no schema to serve."""
 
-MAX_NAMES = 200
-"""Maximum number of characters of the schemas in the log."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema:
@@ -72,16 +69,11 @@ class Schema:
 class Tenants:
     """The schemas that a relay serves, and the turns of its threads.
 
-    Args:
-        names: the schemas; all tenants' if there are none.
-
     Raises:
         ImproperlyConfigured: the database has no schema for each tenant, or a publisher has a stream.
     """
 
-    def __init__(
-        self, state: RelayState, publishers: Sequence[Publisher], workers: int, names: Collection[str] = ()
-    ) -> None:
+    def __init__(self, state: RelayState, publishers: Sequence[Publisher], workers: int) -> None:
         connection: Any = connections[state.using]
         self._model: str = getattr(django_settings, "TENANT_MODEL", "")
         if not (self._model and hasattr(connection, "set_tenant")):
@@ -97,7 +89,6 @@ class Tenants:
         self._state = state
         self._service = state.service
         self._workers = workers
-        self._names = frozenset(names)
         self._schemas: dict[str, Schema] = {}
         # The schema of each channel, and the channels to which the listener listens.
         self._channels: dict[str, str] = {}
@@ -109,11 +100,6 @@ class Tenants:
         for publisher in publishers:
             queues = self._found[publisher.alias] = [SimpleQueue() for _ in range(workers)]
             self.works += [partial(self._keep_serving, publisher, queue) for queue in queues]
-
-    def __str__(self) -> str:
-        if not self._names:
-            return "the schemas of all tenants"
-        return shorten(f"the schemas {', '.join(sorted(self._names))}", MAX_NAMES)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -234,17 +220,12 @@ class Tenants:
                 throttle.spend(time.monotonic() - began)
 
     def _list(self) -> None:
-        """Find the tenants that are to be served, and add or drop schemas."""
+        """Find the tenants, and add or drop schemas."""
         connection: Any = connections[self._state.using]
         connection.set_schema_to_public()
         tenants = apps.get_model(self._model)._default_manager.using(self._state.using)
         having = self._store.find_schemas()
         found = {each.schema_name: each for each in tenants.all() if each.schema_name in having}
-        if self._names:
-            found = {name: tenant for name, tenant in found.items() if name in self._names}
-            for name in self._names - found.keys():
-                reason = "there is no tenant with it, or it has no table of the outbox"
-                self._service.outages.note(Outage(_subject(name), reason), self._state.limits.tenant_interval)
         for name, schema in [*self._schemas.items()]:
             # A tenant may have been created again.
             if name not in found or found[name].pk != schema.tenant.pk:
@@ -256,7 +237,7 @@ class Tenants:
             reporter = make_reporter(state, "run", self._workers, self._unwritten)
             self._schemas[name] = Schema(found[name], state, reporter, Purger(state.using, state.limits.purge_interval))
             self._service.outages.end(_subject(name))
-        if found or self._names:
+        if found:
             self._service.outages.end(ANY_SCHEMA)
         else:
             self._service.outages.note(Outage(ANY_SCHEMA, NO_SCHEMA), self._state.limits.tenant_interval)

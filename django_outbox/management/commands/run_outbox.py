@@ -57,18 +57,11 @@ class Command(ServiceCommand):
             type=seconds,
             help="Longest idle wait (default: OUTBOX['POLL_INTERVAL']).",
         )
-        schemas = parser.add_mutually_exclusive_group()
-        schemas.add_argument(
-            "--schema",
-            metavar="NAME",
-            action="append",
-            default=[],
-            help="Serve this tenant's schema, with an engine such as django-tenants'; may be repeated.",
-        )
-        schemas.add_argument(
+        parser.add_argument(
             "--all-schemas",
             action="store_true",
-            help="Serve the schemas of all tenants, including those that are created later.",
+            help="Serve the schemas of all tenants, with an engine such as django-tenants', including those that are "
+            "created later.",
         )
         self.add_stop_arguments(parser)
         parser.add_argument(
@@ -86,11 +79,9 @@ class Command(ServiceCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        many = options["schema"] or options["all_schemas"]
+        many = options["all_schemas"]
         if many and (options["drain"] or options["once"] or options["only_check"] or options["max_messages"]):
-            raise CommandError(
-                "--schema and --all-schemas run until a signal. For one schema, there is tenant_command run_outbox."
-            )
+            raise CommandError("--all-schemas runs until a signal. For one schema, there is tenant_command run_outbox.")
         try:
             relay = Relay(
                 using=self.get_database(options),
@@ -114,7 +105,7 @@ class Command(ServiceCommand):
             self.require_schema(relay.using, REQUIRED)
         with relay, self.working(relay.using, RelayFigures(relay).read):
             if many:
-                relay.run_for_tenants(options["schema"])
+                relay.run_for_tenants()
             elif options["drain"]:
                 relay.drain()
             elif options["once"]:
