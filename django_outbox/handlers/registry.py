@@ -168,13 +168,9 @@ class HandlerRegistry:
     @contextmanager
     def scratch(self) -> Iterator["HandlerRegistry"]:
         """Start without handlers, and restore the registered ones at the end; for tests."""
-        saved = self._by_name, self._by_type, self.duplicates
-        self._by_name, self._by_type, self.direct, self.duplicates = {}, {}, {}, []
-        try:
+        with self.isolated():
+            self._by_name, self._by_type, self.direct, self.duplicates = {}, {}, {}, []
             yield self
-        finally:
-            self._by_name, self._by_type, self.duplicates = saved
-            self._find_direct()
 
 
 registry = HandlerRegistry()

@@ -5,8 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
-from django.contrib.auth.models import Group
 from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import translation
@@ -331,37 +329,6 @@ def test_a_type_without_handler_fails_with_the_remedy_or_is_skipped(using: str, 
     if unhandled == "fail":
         assert (message.attempts, message.error_class) == (2, "outbox.no_handler")
         assert "@handler('t')" in message.error
-
-
-def test_messages_wait_in_order_for_a_handler_that_is_deployed_after_them(using: str):
-    put(3, using, keys=1)
-    deliver_once(using)
-    assert [(row.status, row.attempts) for row in OutboxMessage.objects.using(using).order_by("id")] == [
-        (Status.PENDING, 1),
-        (Status.PENDING, 0),
-        (Status.PENDING, 0),
-    ]
-
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        leave(using, payload)
-
-    drain_all(using)
-    assert effects(using) == ["0", "1", "2"]
-
-
-def test_an_async_handler_writes_in_the_same_transaction(using: str):
-    @handler("t")
-    async def work(payload: Any, message: Message) -> None:
-        await Group.objects.using(using).acreate(name=str(payload))
-        await sync_to_async(leave)(using, f"{payload} again")
-        if not message.attempts:
-            raise ValueError("not yet")
-
-    put(2, using)
-    drain_all(using)
-    assert sorted(effects(using)) == ["0", "0 again", "1", "1 again"]
-    assert [message.attempts for message in OutboxMessage.objects.using(using)] == [2, 2]
 
 
 def test_what_a_handler_activates_ends_with_it(using: str):
