@@ -299,37 +299,34 @@ class MySQLStore(LockingStore):
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
         with ExitStack() as stack:
             try:
-                claim = self._begin_claim(request, stack)
+                claim = stack.enter_context(self._claim(request))
             except _NoSlots:
                 self._add_locks(lock_number(request.publisher, slot) for slot in range(SLOTS))
                 request.cursor.undo()
-                claim = self._begin_claim(request, stack)
+                claim = stack.enter_context(self._claim(request))
             yield claim
 
-    def _begin_claim(self, request: ClaimRequest, stack: ExitStack) -> Claim:
-        """Claim a batch until the stack ends."""
-        if request.expects_few and self.connection.get_autocommit():
-            claim = self._claim_few(request, stack)
-        else:
-            claim = Claim([]) if self.shows_nothing(request) else None
-        return claim or stack.enter_context(super().claim(request))
-
-    def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
-        """Claim all due messages if a look finds few of them; return None if an ordinary claim is needed."""
+    @contextmanager
+    def _claim(self, request: ClaimRequest) -> Iterator[Claim]:
+        """Claim all due messages if a look finds few of them, and otherwise as usual."""
         publisher, cursor = request.publisher, request.cursor
-        due = request.find_few(lambda: self.fetch(FIND_FEW, [*[publisher] * 4, cursor.unkeyed.start() or EARLIEST]))
+        due: list[Queued] | None = None
+        if request.expects_few and self.connection.get_autocommit():
+            due = request.find_few(lambda: self.fetch(FIND_FEW, [*[publisher] * 4, cursor.unkeyed.start() or EARLIEST]))
+        elif self.shows_nothing(request):
+            due = []
         if due is None:
-            return None
-        keyed: list[Row] = []
-        unkeyed: list[Row] = []
-        if due:
-            with ExitStack() as opened:
-                opened.enter_context(self.transaction(request.max_seconds, transactional=False))
+            with super().claim(request) as claim:
+                yield claim
+        elif due:
+            with self.transaction(request.max_seconds, transactional=False):
                 keyed = self._lock_with_slots(publisher, [message for message in due if message.partition])
                 unkeyed = self._read([message.id for message in due if not message.partition], READ_AND_LOCK)
-                stack.push(opened.pop_all())
-        cursor.note_all(unkeyed)
-        return Claim(read_messages([*keyed, *unkeyed]))
+                cursor.note_all(unkeyed)
+                yield Claim(read_messages([*keyed, *unkeyed]))
+        else:
+            cursor.note_all([])
+            yield Claim([])
 
     def _lock_with_slots(self, publisher: str, messages: Sequence[Queued]) -> list[Row]:
         """Own the slots of messages that were listed, and read and lock the messages.
