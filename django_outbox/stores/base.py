@@ -443,19 +443,13 @@ _STORES = {
     "mysql": "django_outbox.stores.mysql.MySQLStore",
     "sqlite": "django_outbox.stores.sqlite.SQLiteStore",
 }
+_import_store: Callable[[str], type[Store]] = cache(import_string)
 
 
 def find_store(connection: BaseDatabaseWrapper) -> Store | None:
     """Return the store for a connection; None if the outbox does not support this kind of database."""
-    if connection.vendor not in _STORES:
-        return None
-    return _import_store(connection.vendor)(connection)
-
-
-@cache
-def _import_store(vendor: str) -> type[Store]:
-    store: type[Store] = import_string(_STORES[vendor])
-    return store
+    path = _STORES.get(connection.vendor)
+    return _import_store(path)(connection) if path else None
 
 
 def get_store(connection: BaseDatabaseWrapper) -> Store:
