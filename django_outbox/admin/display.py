@@ -10,10 +10,8 @@ from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.models.message import MAX_HISTORY
 from django_outbox.monitoring.figures import Count
 from django_outbox.utils.text import duration, shorten
 
@@ -76,9 +74,7 @@ def short_error(message: OutboxMessage) -> str:
     text = shorten(message.error.strip().partition("\n")[0], MAX_LISTED_ERROR_LENGTH)
     if not message.error_class:
         return text
-    return format_html(
-        '<span class="outbox-error-class">{}</span> {}{}', breakable(message.error_class), text, failed_again(message)
-    )
+    return format_html('<span class="outbox-error-class">{}</span> {}', breakable(message.error_class), text)
 
 
 def when(message: OutboxMessage) -> str:
@@ -97,11 +93,6 @@ def state(message: OutboxMessage) -> SafeString:
     return format_html('<span class="outbox-state outbox-is-{}">{}</span>', message.status.value, text)
 
 
-def state_in_full(message: OutboxMessage) -> SafeString:
-    """Return the message's state, and whether it failed again after it was requeued."""
-    return format_html("{}{}", state(message), failed_again(message))
-
-
 def breakable(name: str) -> SafeString:
     """Return a dotted name that a browser breaks after dots before it breaks words."""
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=\.)", name)))
@@ -110,22 +101,6 @@ def breakable(name: str) -> SafeString:
 def name(text: str) -> SafeString:
     """Return a name of a list, which is wrapped only if it is long."""
     return format_html('<span class="outbox-name">{}</span>', breakable(text))
-
-
-def failed_again(message: OutboxMessage) -> SafeString:
-    """Return a badge if the message failed again after an operator requeued it, with its attempts before that."""
-    history = message.history if isinstance(message.history, list) else []
-    # Requeueing resets the attempts and keeps the history, which ends at a limit.
-    earlier = len(history) - message.attempts
-    if message.failed_at is None or earlier <= 0:
-        return mark_safe("")
-    count = Count(earlier, more=len(history) >= MAX_HISTORY)
-    text = ngettext(
-        "failed again: %(count)s attempt before it was requeued",
-        "failed again: %(count)s attempts before it was requeued",
-        earlier,
-    )
-    return format_html(' <span class="outbox-state outbox-is-again">{}</span>', text % {"count": count})
 
 
 def history(attempts: Any) -> SafeString | str:

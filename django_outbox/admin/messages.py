@@ -113,7 +113,7 @@ class OutboxMessageAdmin(OperationsAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     fieldsets = (
-        (None, {"fields": (("state_in_full", "attempts"), "pretty_error", "linked_error_class")}),
+        (None, {"fields": (("state", "attempts"), "pretty_error", "linked_error_class")}),
         (None, {"fields": (("type", "topic"), ("linked_key", "publisher"), "key_state")}),
         (None, {"fields": (("actor", "linked_cause"),)}),
         (_("Failed attempts"), {"fields": ("pretty_history",)}),
@@ -176,7 +176,6 @@ class OutboxMessageAdmin(OperationsAdmin):
         kwargs["help_texts"] = dict.fromkeys([field.name for field in self.opts.fields], "")
         return super().get_form(request, obj, change, **kwargs)
 
-    state_in_full = _column(admin_display.state_in_full, _("state"))
     pretty_error = _column(lambda message: admin_display.preformatted(message.error), _("error"))
     pretty_history = _column(lambda message: admin_display.history(message.history), _("failed attempts"))
     key_state = _column(admin_display.key_state, _("blocks its key"))
