@@ -71,6 +71,19 @@ class PausedType:
 
 
 @dataclass(frozen=True, slots=True)
+class OutageFigure:
+    """Why a broker cannot be reached, or a thread crashed, and since when.
+
+    Args:
+        crashes: how often the thread crashed in a row; 0 for a broker.
+    """
+
+    reason: str
+    since: datetime.datetime
+    crashes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PublisherStatus:
     """The figures of one publisher.
 
@@ -93,9 +106,8 @@ class PublisherStatus:
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
             or `crashed` if a worker crashed lately; empty if no relay serves it. If only some relays cannot reach the
             broker, the others count.
-        outage: why no relay can reach the broker, or why a worker crashed; otherwise empty.
+        outage: why no relay can reach the broker, or why a worker crashed; None if neither is so.
         refused: why the database refuses every new state of one of its messages; empty if it does not.
-        crashes: how often one worker crashed in a row, at most.
         relays: number of running relays that serve it.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
@@ -119,9 +131,7 @@ class PublisherStatus:
     rate_limit: float | None = None
     breaker: str = ""
     refused: str = ""
-    outage: str = ""
-    outage_since: datetime.datetime | None = None
-    crashes: int = 0
+    outage: OutageFigure | None = None
     relays: int = 0
     drains: int = 0
     last_drain: datetime.datetime | None = None
@@ -213,15 +223,6 @@ class BlockedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class OutageFigure:
-    """Why a relay cannot reach a publisher's broker, or its worker crashed, and since when."""
-
-    reason: str
-    since: datetime.datetime
-    crashes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class HandlerCall:
     """A handler that has been at work on one message for long."""
 
@@ -300,8 +301,7 @@ class ConsumerStatus:
             `paused` (because of the backlog) or `reading`; `not_read` if no inbox was seen lately.
         inboxes: number of processes that read it and were seen lately.
         received, stored, known, invalid, dropped, rejected: counts of messages in the last minute, by result.
-        outage: why the broker is unavailable, or the reader crashed; otherwise empty.
-        crashes: how often the reader crashed in a row.
+        outage: why the broker is unavailable, or the reader crashed; None if neither is so.
         stopped: whether the inbox that reported last has ended in order.
     """
 
@@ -317,9 +317,7 @@ class ConsumerStatus:
     invalid: int = 0
     dropped: int = 0
     rejected: int = 0
-    outage: str = ""
-    outage_since: datetime.datetime | None = None
-    crashes: int = 0
+    outage: OutageFigure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +352,8 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Why something is unavailable or has crashed; otherwise empty."""
-        return str(self.values.get("reason", ""))
+        """Why something is unavailable or has crashed, without a full stop; otherwise empty."""
+        return str(self.values.get("reason", "")).rstrip(".")
 
     @property
     def sentence(self) -> str:

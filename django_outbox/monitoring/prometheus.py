@@ -163,7 +163,7 @@ GAUGES = (
     _publisher_gauge(
         "outage_seconds",
         "Time for which the publisher has been unavailable to all relays; 0 if one can reach it.",
-        lambda p, status: max((status.at - (p.outage_since or status.at)).total_seconds(), 0.0),
+        lambda p, status: max((status.at - p.outage.since).total_seconds(), 0.0) if p.outage else 0.0,
     ),
     _publisher_gauge(
         "breaker_state",

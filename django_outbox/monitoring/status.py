@@ -291,9 +291,6 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
     reaching = [report for report in living if alias not in report.outages]
     counted = crashed or reaching or living
     states = {report.publishers[alias] for report in counted}
-    outages = sorted(
-        (report.outages[alias] for report in counted if alias in report.outages), key=lambda o: (-o.crashes, o.since)
-    )
     last = drains[0] if drains else None
     return replace(
         figures,
@@ -302,9 +299,7 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         last_drain=last.seen_at if last else None,
         last_drain_outage=last.outages[alias].reason if last and alias in last.outages else "",
         breaker=next((state for state in _WORST_FIRST if state in states), ""),
-        outage=outages[0].reason if outages else "",
-        outage_since=outages[0].since if outages else None,
-        crashes=outages[0].crashes if outages else 0,
+        outage=_find_worst(report.outages[alias] for report in counted if alias in report.outages),
         refused=next((report.refused[alias] for report in living if alias in report.refused), ""),
     )
 
@@ -401,13 +396,7 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
         seconds_since_seen=_seconds_since_seen(report, now),
         state=state,
         outages={
-            alias: OutageFigure(
-                str(state["reason"]),
-                _from_timestamp(state.get("since"), report.seen_at),
-                int(state.get("crashes", 0)),
-            )
-            for alias, state in report.publishers.items()
-            if state.get("reason")
+            alias: _describe_outage(state, report) for alias, state in report.publishers.items() if state.get("reason")
         },
         refused={alias: str(state["refused"]) for alias, state in report.publishers.items() if state.get("refused")},
         slow_handlers={
@@ -416,6 +405,16 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
             if state == RUNNING
         },
     )
+
+
+def _describe_outage(state: Mapping[str, Any], report: Heartbeat) -> OutageFigure:
+    since = _from_timestamp(state.get("since"), report.seen_at)
+    return OutageFigure(str(state["reason"]), since, int(state.get("crashes", 0)))
+
+
+def _find_worst(outages: Iterable[OutageFigure]) -> OutageFigure | None:
+    """Return the outage with the most crashes, or else the one that began first."""
+    return min(outages, key=lambda each: (-each.crashes, each.since), default=None)
 
 
 def _from_timestamp(seconds: float | None, default: datetime.datetime) -> datetime.datetime:
@@ -455,11 +454,6 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
     newest, last, _ = reports[0]
     alive = [(report, state) for report, state, is_alive in reports if is_alive]
     states = {str(state.get("state", "")) for _, state in alive}
-    outages = sorted(
-        (-int(state.get("crashes", 0)), _from_timestamp(state.get("since"), report.seen_at), str(state["reason"]))
-        for report, state in alive
-        if state.get("reason")
-    )
     counts = {
         name: sum(int(state.get(name, 0)) for _, state in alive)
         for name in ("received", "stored", "known", "invalid", "dropped", "rejected")
@@ -469,9 +463,7 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
         source=str(last.get("source", "")),
         state=next((state for state in CONSUMER_STATES if state in states), NOT_READ),
         inboxes=len(alive),
-        outage=outages[0][2] if outages else "",
-        outage_since=outages[0][1] if outages else None,
-        crashes=-outages[0][0] if outages else 0,
+        outage=_find_worst(_describe_outage(state, report) for report, state in alive if state.get("reason")),
         seen_at=newest.seen_at,
         stopped=newest.stopped_at is not None,
         **counts,

@@ -141,26 +141,25 @@ def _judge_pauses(publisher: PublisherStatus) -> Iterator[Verdict]:
 
 def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
     """Judge whether due messages are delivered; at most one verdict, about the cause that explains the others."""
-    late = _is_late(publisher, max_age)
-    reason = publisher.outage.rstrip(".")
-    if publisher.crashes:
+    late, outage = _is_late(publisher, max_age), publisher.outage
+    if outage and outage.crashes:
         text = ngettext_lazy(
             "A worker of the publisher %(publisher)r crashed %(count)s time%(reason)s: %(due)s due.",
             "A worker of the publisher %(publisher)r crashed %(count)s times in a row%(reason)s: %(due)s due.",
             "number",
         )
-        level = Level.CRITICAL if publisher.crashes >= MANY_CRASHES else Level.WARNING
-        yield _about(publisher, level, "crashed", text, reason=reason, **_counted(Count(publisher.crashes)))
-    elif publisher.outage:
-        lasted = _seconds_since(publisher.outage_since, status)
+        level = Level.CRITICAL if outage.crashes >= MANY_CRASHES else Level.WARNING
+        yield _about(publisher, level, "crashed", text, reason=outage.reason, **_counted(Count(outage.crashes)))
+    elif outage:
+        lasted = _seconds_since(outage.since, status)
         text = _("Publisher %(publisher)r has been unavailable for %(lasted)s%(reason)s: %(due)s due.")
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
-        yield _about(publisher, level, "unavailable", text, lasted=duration(round(lasted)), reason=reason)
+        yield _about(publisher, level, "unavailable", text, lasted=duration(round(lasted)), reason=outage.reason)
     elif publisher.refused:
         text = _("The database refuses to change messages of the publisher %(publisher)r%(reason)s: %(due)s due.")
         level = Level.CRITICAL if late else Level.WARNING
-        yield _about(publisher, level, "refused", text, reason=publisher.refused.rstrip("."))
+        yield _about(publisher, level, "refused", text, reason=publisher.refused)
     elif _does_not_deliver(publisher, status):
         lasted = _seconds_without_delivery(publisher, status)
         has_none = not (publisher.relays or publisher.drains)
@@ -181,8 +180,8 @@ def _judge_relays(publisher: PublisherStatus, status: Status) -> Iterator[Verdic
             "%(lasted)s%(reason)s: %(due)s due."
         )
         outage = min((each.outages[publisher.alias] for each in cut_off), key=lambda outage: outage.since)
-        lasted, reason = duration(round(_seconds_since(outage.since, status))), outage.reason.rstrip(".")
-        values = {"relays": Count(publisher.relays), "lasted": lasted, "reason": reason, **_named(cut_off)}
+        lasted = duration(round(_seconds_since(outage.since, status)))
+        values = {"relays": Count(publisher.relays), "lasted": lasted, "reason": outage.reason, **_named(cut_off)}
         yield _about(publisher, Level.WARNING, "partly_unavailable", text, **values)
 
 
@@ -267,7 +266,7 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
                 "%(ended)s ago, failed%(reason)s."
             )
         ended = duration(round(_seconds_since(publisher.last_drain, status)))
-        return text, {**values, "ended": ended, "reason": publisher.last_drain_outage.rstrip(".")}
+        return text, {**values, "ended": ended, "reason": publisher.last_drain_outage}
     silent = _silent(publisher, status)
     if not silent:
         return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
@@ -374,6 +373,7 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
     def found(level: Level, code: str, text: Any, **values: Any) -> Verdict:
         return Verdict(level, code, text, consumer=consumer.alias, values={"consumer": consumer.alias, **values})
 
+    outage = consumer.outage
     if not consumer.inboxes:
         silence = _seconds_since(consumer.seen_at, status)
         age = duration(round(silence))
@@ -383,21 +383,19 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
         else:
             text = _("Consumer %(consumer)r is not read: its inbox was last seen %(age)s ago.")
             yield found(Level.CRITICAL if silence > max_age else Level.WARNING, "not_read", text, age=age)
-    elif consumer.crashes:
+    elif outage and outage.crashes:
         text = ngettext_lazy(
             "The reader of consumer %(consumer)r crashed %(count)s time%(reason)s.",
             "The reader of consumer %(consumer)r crashed %(count)s times in a row%(reason)s.",
             "number",
         )
-        level = Level.CRITICAL if consumer.crashes >= MANY_CRASHES else Level.WARNING
-        reason = consumer.outage.rstrip(".")
-        yield found(level, "crashed", text, reason=reason, **_counted(Count(consumer.crashes)))
-    elif consumer.outage:
-        lasted = _seconds_since(consumer.outage_since, status)
+        level = Level.CRITICAL if outage.crashes >= MANY_CRASHES else Level.WARNING
+        yield found(level, "crashed", text, reason=outage.reason, **_counted(Count(outage.crashes)))
+    elif outage:
+        lasted = _seconds_since(outage.since, status)
         level = Level.CRITICAL if lasted > max_age else Level.WARNING
         text = _("Consumer %(consumer)r has been unavailable for %(lasted)s%(reason)s.")
-        reason = consumer.outage.rstrip(".")
-        yield found(level, "not_receiving", text, lasted=duration(round(lasted)), reason=reason)
+        yield found(level, "not_receiving", text, lasted=duration(round(lasted)), reason=outage.reason)
     elif consumer.state == "paused":
         text = _("Consumer %(consumer)r pauses because of the backlog of its publisher.")
         yield found(Level.WARNING, "backlog", text)

@@ -25,7 +25,7 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Overview, Pause, Status
-from django_outbox.monitoring.figures import Count, PausedType, PeriodCount, PublisherStatus, StreamStatus
+from django_outbox.monitoring.figures import Count, OutageFigure, PausedType, PeriodCount, PublisherStatus, StreamStatus
 from django_outbox.monitoring.figures import Status as Figures
 from django_outbox.monitoring.verdicts import CODES, judge
 from django_outbox.templatetags import outbox_admin
@@ -93,7 +93,7 @@ class TestPage:
     ):
         refused = "AMQPConnectionError: [Errno 111] Connection refused"
         night = a_bad_night()
-        outage: Any = {"breaker": "open", "outage": refused, "outage_since": NOW, "relays": 1, "paused": None}
+        outage: Any = {"breaker": "open", "outage": OutageFigure(refused, NOW), "relays": 1, "paused": None}
         night = dataclasses.replace(
             night, publishers=tuple(dataclasses.replace(each, **outage) for each in night.publishers[:2])
         )
@@ -378,11 +378,13 @@ class TestText:
     def test_a_publisher_has_the_state_of_its_verdict_or_else_of_its_relays(self):
         publishers = {
             "late": PublisherStatus("late", due=Count(1), oldest_due=90.0, relays=1),
-            "lost": PublisherStatus("lost", breaker="open", outage="refused", outage_since=NOW, relays=1),
+            "lost": PublisherStatus("lost", breaker="open", outage=OutageFigure("refused", NOW), relays=1),
             "busy": PublisherStatus("busy", processed_per_minute=5, relays=1),
             "calm": PublisherStatus("calm", relays=1),
             "alone": PublisherStatus("alone"),
-            "paused": PublisherStatus("paused", paused=PausedType("", "", "ada", NOW), outage="refused"),
+            "paused": PublisherStatus(
+                "paused", paused=PausedType("", "", "ada", NOW), outage=OutageFigure("refused", NOW)
+            ),
         }
         night = Figures("default", NOW, publishers=tuple(publishers.values()))
         night = dataclasses.replace(night, verdicts=judge(night))

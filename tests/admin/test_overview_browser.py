@@ -14,9 +14,9 @@ from selenium.webdriver.common.keys import Keys
 from django_outbox.admin import overview
 from django_outbox.admin.operations import log
 from django_outbox.models import OutboxMessage, Pause, Status
-from django_outbox.monitoring.figures import Level, Verdict
+from django_outbox.monitoring.figures import Level, OutageFigure, Verdict
 from tests.support.admin.browser import Operator
-from tests.support.admin.overview_figures import a_bad_night, a_good_day
+from tests.support.admin.overview_figures import NOW, a_bad_night, a_good_day
 from tests.support.admin.tools import put
 from tests.support.waiting import eventually
 
@@ -165,7 +165,9 @@ NODES = "no response in time; node-2.example.com:5672: ACCESS_REFUSED - Login wa
 @pytest.mark.parametrize("width", [1280, 390])
 def test_long_names_and_errors_do_not_widen_the_page(operator: Operator, figures: Figures, width: int):
     night = a_bad_night()
-    paused = dataclasses.replace(night.publishers[1], outage=f"RabbitMQ at node-1.example.com:5672: {NODES}")
+    paused = dataclasses.replace(
+        night.publishers[1], outage=OutageFigure(f"RabbitMQ at node-1.example.com:5672: {NODES}", NOW)
+    )
     figures.show(
         publishers=(dataclasses.replace(night.publishers[0], alias="p" * 63), paused),
         blocked_keys=(dataclasses.replace(night.blocked_keys[0], key="k" * 255, error="e" * 300),),

@@ -102,7 +102,7 @@ def test_no_sample_occurs_twice():
 
 
 def test_nothing_is_overdue_if_nothing_is_due(monkeypatch: pytest.MonkeyPatch):
-    idle = replace(TROUBLED, oldest_due=None, outage_since=None)
+    idle = replace(TROUBLED, oldest_due=None, outage=None)
     monkeypatch.setattr(readings, "status", lambda using: troubled_status(using, publishers=(idle,)))
     samples = scrape(OutboxCollector())
     assert samples["oldest_due_seconds", "default", "default"] == 0

@@ -431,7 +431,7 @@ def test_a_drain_that_has_ended_is_no_relay_and_its_outage_is_over(using: str, m
     assert read_status(using).verdict.sentence == "Nothing is due."
     change(using, put(2, using), available_at=now - minutes(1.5))
     found = figures(using)
-    assert (found.relays, found.drains, found.breaker, found.outage) == (0, 1, "", "")
+    assert (found.relays, found.drains, found.breaker, found.outage) == (0, 1, "", None)
     (verdict, *_) = read_status(using).verdicts
     assert verdict.code == "not_delivering"
     assert verdict.sentence == (
@@ -464,8 +464,10 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     result = read_status(using)
     assert [(relay.name, relay.alive) for relay in result.relays] == [("a:7", True), ("b:7", False)]
     found = figures(using)
-    assert (found.relays, found.breaker, found.outage) == (1, "open", "connection refused")
-    assert (figures(using, "audit").relays, figures(using, "audit").outage) == (0, "")
+    assert (found.relays, found.breaker) == (1, "open")
+    assert found.outage is not None
+    assert found.outage.reason == "connection refused"
+    assert (figures(using, "audit").relays, figures(using, "audit").outage) == (0, None)
     assert result.verdict.code == "unavailable"
     assert "unavailable for 12 min (connection refused)" in result.verdict.sentence
     state["since"] = (now - datetime.timedelta(seconds=26)).timestamp()
@@ -484,7 +486,7 @@ def test_an_outage_of_some_relays_is_a_warning_that_names_them(using: str):
     reports = Heartbeat.objects.using(using)
     reports.filter(relay="cut").update(publishers={"default": state})
     found = figures(using)
-    assert (found.relays, found.breaker, found.outage, found.outage_since) == (3, "closed", "", None)
+    assert (found.relays, found.breaker, found.outage) == (3, "closed", None)
     verdict, well = read_status(using).verdicts
     assert (verdict.level, verdict.code) == (Level.WARNING, "partly_unavailable")
     assert verdict.sentence == (
