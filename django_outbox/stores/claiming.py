@@ -25,7 +25,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_outbox.stores.timeline import (
     CHEAP_ROW,
@@ -126,7 +126,14 @@ class Queued(NamedTuple):
 
 
 class ClaimQueries(abc.ABC):
-    """The reads that a claim consists of: the part of a store that differs most between databases."""
+    """The reads that a claim consists of: the part of a store that differs most between databases.
+
+    Attributes:
+        always_sweeps: whether messages without a key are always read from the beginning, because processed messages
+            leave no entries in the index.
+    """
+
+    always_sweeps: ClassVar[bool] = False
 
     def has_due(self, publisher: str) -> bool:
         """Return whether there are due messages, or would be if they did not wait for an earlier one of their key."""
@@ -382,6 +389,8 @@ class Cursor:
 
     def _read_unkeyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
         """Read due messages without a key, from the position on or as a sweep."""
+        if store.always_sweeps:
+            return store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=None)
         after = self.unkeyed.start()
         rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=after)
         self.unkeyed.advance(len(rows), rows[-1][-1] if rows else None)
@@ -461,7 +470,8 @@ class Cursor:
             self.caught_up = False
         self._steps = steps
         wasted = steps - len(owned)
-        self._heads.spend((self.clock() - began) * wasted / max(steps, 1))
+        if wasted:
+            self._heads.spend((self.clock() - began) * wasted / steps)
         self._complete = self._covered and not owned
         self._unfinished_round = None if owned or self._complete else self._round_start
         self._spares = self._spares or self._complete

@@ -291,6 +291,7 @@ class SQLiteStore(Store):
         WHERE {{table}}.id = json_extract(settled.value, '$.id') AND {MINE}
     """
 
+    always_sweeps = True
     no_guard = (None,)
     now = NOW
     undelivered = UNDELIVERED
@@ -321,7 +322,6 @@ class SQLiteStore(Store):
         self.connection.connection.set_progress_handler(expired, PROGRESS_STEPS)
 
     def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
-        # Always a sweep, because processed messages leave no entries in the index.
         return self.fetch(UNKEYED, [publisher, limit, max_bytes])
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
