@@ -84,9 +84,14 @@ def find_offsets(consumer: Consumer, partition: TopicPartition) -> tuple[int, in
         try:
             return consumer.get_watermark_offsets(partition, timeout=PATIENCE)
         except KafkaException as error:
-            # A broker may not have heard of a new topic yet, either.
-            missing = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART)
-            if error.args[0].code() not in missing or time.monotonic() > deadline:
+            # A broker may not have heard of a new topic yet, either, or of its leader.
+            new = (
+                KafkaError._UNKNOWN_PARTITION,
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                KafkaError.NOT_LEADER_FOR_PARTITION,
+                KafkaError.LEADER_NOT_AVAILABLE,
+            )
+            if error.args[0].code() not in new or time.monotonic() > deadline:
                 raise
         time.sleep(0.02)
         consumer.list_topics(partition.topic, timeout=PATIENCE)
