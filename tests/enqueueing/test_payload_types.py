@@ -3,7 +3,6 @@
 import datetime
 import decimal
 import json
-import uuid
 from typing import Any
 
 import pytest
@@ -34,16 +33,9 @@ class Size(models.IntegerChoices):
 
 VALUES: list[tuple[Any, str]] = [
     ({"a": [1, 2.5, True, None, "é"]}, '{"a": [1, 2.5, true, null, "é"]}'),
-    ((1, 2), "[1, 2]"),
-    ({7: "a", None: 1, True: 2, 1.5: 3}, '{"7": "a", "null": 1, "true": 2, "1.5": 3}'),
-    (decimal.Decimal("9.50"), '"9.50"'),
     (datetime.datetime(2026, 5, 1, 8, 30, 0, 123456, UTC), '"2026-05-01T08:30:00.123Z"'),
     (datetime.datetime(2026, 5, 1, 8, 30, tzinfo=UTC), '"2026-05-01T08:30:00Z"'),
     (datetime.datetime(2026, 5, 1, 8, 30, 0, 123456, UTC).isoformat(), '"2026-05-01T08:30:00.123456+00:00"'),
-    (datetime.date(2026, 5, 1), '"2026-05-01"'),
-    (datetime.time(8, 30, 0, 123456), '"08:30:00.123"'),
-    (datetime.timedelta(days=1, hours=2), '"P1DT02H00M00S"'),
-    (uuid.UUID(int=7), '"00000000-0000-0000-0000-000000000007"'),
     (gettext_lazy("January"), '"Januar"'),
     ([Colour.RED, Size.SMALL], '["red", 1]'),
 ]

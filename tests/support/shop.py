@@ -82,10 +82,10 @@ class Server(Process):
         assert address, self.output
         self.address = address[0]
 
-    def order(self, body: bytes | None = None, /, **order: Any) -> tuple[int, Any]:
+    def order(self, **order: Any) -> tuple[int, Any]:
         """Place an order over HTTP and return the status and the decoded answer."""
         complete = {"customer": "Ada", "item": "teapot", "quantity": 2, "total": "49.00", **order}
-        data = json.dumps(complete).encode() if body is None else body
+        data = json.dumps(complete).encode()
         request = urllib.request.Request(f"{self.address}/orders/", data, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as response:
@@ -93,11 +93,6 @@ class Server(Process):
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.load(error)
-
-    def get(self, path: str) -> str:
-        """Return a page."""
-        with urllib.request.urlopen(self.address + path, timeout=PATIENCE) as response:
-            return str(response.read().decode())
 
 
 class Shop:

@@ -3,15 +3,13 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import TestCase, override_settings
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_outbox import enqueue
 from django_outbox.brokers import memory
@@ -47,54 +45,29 @@ def port() -> Iterator[int]:
             listening.accept()
 
 
-class Raised(Exception):
-    pass
+def is_in_memory() -> bool:
+    return isinstance(make_publisher("default"), MemoryPublisher)
 
 
-@contextmanager
-def raising() -> Iterator[None]:
-    with suppress(Raised):
-        yield
-        raise Raised
+@override_settings(OUTBOX=FIRST)
+def test_publishers_are_in_memory_exactly_while_a_block_is_open():
+    with suppress(LookupError), memory_publishers():
+        with memory_publishers(), override_settings(OUTBOX=SECOND):
+            assert is_in_memory()
+        assert is_in_memory()
+        raise LookupError
+    assert not is_in_memory()
 
 
-BLOCKS: dict[str, Any] = {
-    "helpers": memory_publishers,
-    "settings": lambda: override_settings(OUTBOX=SECOND),
-    "the settings as before": lambda: override_settings(OUTBOX=FIRST),
-    "an exception": raising,
-}
-
-
-@given(st.lists(st.sampled_from([*BLOCKS, "end", "end"]), max_size=12))
-def test_publishers_are_in_memory_exactly_while_a_block_is_open(steps: list[str]):
-    open_blocks: list[tuple[str, ExitStack]] = []
-
-    def is_in_memory() -> bool:
-        return isinstance(make_publisher("default"), MemoryPublisher)
-
-    with override_settings(OUTBOX=FIRST):
-        for step in [*steps, *["end"] * len(steps)]:
-            if step == "end":
-                if open_blocks:
-                    open_blocks.pop()[1].close()
-            else:
-                stack = ExitStack()
-                stack.enter_context(BLOCKS[step]())
-                open_blocks.append((step, stack))
-            assert is_in_memory() == ("helpers" in [name for name, _ in open_blocks])
-        assert not is_in_memory()
-
-
+@override_settings(OUTBOX=FIRST)
 def test_blocks_of_two_threads_may_overlap():
-    with override_settings(OUTBOX=FIRST):
-        first, second = memory_publishers(), memory_publishers()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert isinstance(make_publisher("default"), MemoryPublisher)
-        second.__exit__(None, None, None)
-        assert not isinstance(make_publisher("default"), MemoryPublisher)
+    first, second = memory_publishers(), memory_publishers()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert is_in_memory()
+    second.__exit__(None, None, None)
+    assert not is_in_memory()
 
 
 def place_order(id: int) -> None:

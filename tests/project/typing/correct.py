@@ -13,10 +13,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict, assert_type
 
 from django_outbox import (
-    InvalidMessage,
-    OutboxError,
     OutboxMessage,
-    TransactionRequired,
     attributed,
     enqueue,
     enqueue_many,
@@ -29,13 +26,9 @@ from django_outbox.brokers.memory import MemoryPublisher, published
 from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
 from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import RecordsEvents, decode_event, event, upgrade
-from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
 from django_outbox.inbox import Received, once, receive
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
-from django_outbox.models import OutboxMessageQuerySet, Status
-from django_outbox.relay import Relay, Tally
-from django_outbox.retention import discard
-from django_outbox.retention.purge import purge
+from django_outbox.models import Status
 from django_outbox.retry import RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
 from django_outbox.testing import Drained, Outbox
@@ -109,32 +102,6 @@ def announce(order: Order) -> None:
     assert_type(created.total, Decimal)
 
 
-def handle_errors() -> str:
-    try:
-        place_order(1, uuid.uuid4())
-    except InvalidMessage as error:
-        return error.field + error.path + error.problem
-    except UnknownEvent as error:
-        return f"{error.type} {error.version}"
-    except InvalidEvent as error:
-        return str(error)
-    except (TransactionRequired, TransactionForbidden, NotMigrated, RelayUnavailable) as error:
-        assert_type(str(error), str)
-    except OutboxError:
-        pass
-    return ""
-
-
-def operate() -> None:
-    failed = OutboxMessage.objects.filter(type="order.created")
-    assert_type(failed.count(), int)
-    messages = OutboxMessageQuerySet(OutboxMessage)
-    assert_type(messages.failed().requeue(), int)
-    assert_type(discard(messages.failed()), int)
-    assert_type(messages.with_status(Status.PENDING), OutboxMessageQuerySet)
-    assert_type(messages.due(), OutboxMessageQuerySet)
-
-
 class QueuePublisher(Publisher):
     """A custom publisher."""
 
@@ -167,16 +134,6 @@ class QueuePublisher(Publisher):
 
 
 policy = RetryPolicy(max_attempts=3, delay=0.5, exclude=(ValueError,))
-
-
-def deliver() -> Tally:
-    with Relay(using="default", publishers=["default"], workers=2, max_messages=100) as relay:
-        relay.deliver_once()
-        assert_type(relay.drain(max_seconds=5), Tally)
-        tally = relay.run()
-    assert_type(tally.processed, int)
-    assert_type(purge(older_than=datetime.timedelta(days=1)), int)
-    return tally
 
 
 def on_failed(sender: object, failures: list[Failure], publisher: str, **kwargs: object) -> None:
