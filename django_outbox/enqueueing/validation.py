@@ -225,23 +225,15 @@ def _check_headers(headers: object, dialect: Dialect) -> int:
             )
     text, size = check_json("headers", headers, dialect)
     if text.count("[") + text.count("{") > MAX_HEADERS_DEPTH:
-        _check_depth(headers)
+        for node in _nodes(headers):
+            if node.depth > MAX_HEADERS_DEPTH and isinstance(node.value, dict | list | tuple):
+                problem = f"is nested too deeply; the limit of headers is {MAX_HEADERS_DEPTH} levels."
+                raise InvalidMessage("headers", problem, node.path)
     if size > MAX_HEADERS_BYTES:
         raise InvalidMessage(
             "headers", f"are {size:,} bytes as JSON; the limit is {MAX_HEADERS_BYTES:,}. Move data to the payload."
         )
     return size
-
-
-def _check_depth(headers: dict[str, Any]) -> None:
-    nodes = [_Node(None, None, headers, 1)]
-    while nodes:
-        node = nodes.pop()
-        if node.depth > MAX_HEADERS_DEPTH and isinstance(node.value, dict | list | tuple):
-            raise InvalidMessage(
-                "headers", f"is nested too deeply; the limit of headers is {MAX_HEADERS_DEPTH} levels.", node.path
-            )
-        nodes.extend(_children(node))
 
 
 def _kind(value: object) -> str:
@@ -350,17 +342,23 @@ def _children(node: _Node) -> Iterable[_Node]:
     return ()
 
 
-def _refuse_first_mistake(field: str, value: Any, dialect: Dialect) -> None:
+def _nodes(value: Any) -> Iterator[_Node]:
+    """Yield a value, and each value within it after the container that it is in."""
     # Not recursive, because the value may be nested more deeply than Python's stack allows.
     stack: list[Iterator[_Node]] = [iter([_Node(None, None, value, 1)])]
     while stack:
         node = next(stack[-1], None)
         if node is None:
             stack.pop()
-        elif problem := _problem(node, dialect):
-            raise InvalidMessage(field, problem, node.path)
         else:
+            yield node
             stack.append(iter(_children(node)))
+
+
+def _refuse_first_mistake(field: str, value: Any, dialect: Dialect) -> None:
+    for node in _nodes(value):
+        if problem := _problem(node, dialect):
+            raise InvalidMessage(field, problem, node.path)
 
 
 def _problem(node: _Node, dialect: Dialect) -> str:
