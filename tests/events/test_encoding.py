@@ -24,8 +24,6 @@ from django_outbox.exceptions import InvalidEvent
 from tests.conftest import ALIASES
 from tests.support.messages import count
 
-on_every_database = pytest.mark.django_db(databases=ALIASES)
-
 
 class Colour(enum.Enum):
     RED = "red"
@@ -116,7 +114,7 @@ class OrderSent:
     at: datetime.datetime
 
 
-@on_every_database
+@pytest.mark.django_db(databases=ALIASES)
 def test_an_event_becomes_one_message(using: str):
     cls: Any = event("order.sent", version=3, key="order-{number}", topic="orders")(OrderSent)
     sent = cls(7, Decimal("9.50"), datetime.datetime(2026, 5, 1, 8, 30, 0, 123456, tzinfo=datetime.timezone.utc))
@@ -139,13 +137,11 @@ class OrderCreated:
     note: str | None = None
 
 
-@on_every_database
-def test_arguments_take_precedence_over_the_event(using: str):
+@pytest.mark.django_db
+def test_arguments_take_precedence_over_the_event():
     event("order.created", key="order-{id}", topic="orders", publisher="default")(OrderCreated)
-    with transaction.atomic(using=using):
-        message = enqueue(
-            OrderCreated(7), key=uuid.UUID(int=1), topic="t", headers={"event-version": 1, "trace": "1"}, using=using
-        )
+    with transaction.atomic():
+        message = enqueue(OrderCreated(7), key=uuid.UUID(int=1), topic="t", headers={"event-version": 1, "trace": "1"})
     message.refresh_from_db()
     assert (message.key, message.topic) == (str(uuid.UUID(int=1)), "t")
     assert message.headers == {"event-version": 1, "trace": "1"}
@@ -170,19 +166,17 @@ def test_the_version_of_an_event_cannot_be_replaced():
         ({"id": 7, "note": object()}, "note: a value of type object cannot be written as JSON"),
     ],
 )
-@on_every_database
-def test_a_value_of_another_type_is_refused_and_the_transaction_can_continue(
-    using: str, values: dict[str, Any], problem: str
-):
+@pytest.mark.django_db
+def test_a_value_of_another_type_is_refused_and_the_transaction_can_continue(values: dict[str, Any], problem: str):
     event("order.created")(OrderCreated)
-    with transaction.atomic(using=using):
+    with transaction.atomic():
         with pytest.raises(InvalidEvent) as info:
-            enqueue(OrderCreated(**values), using=using)
+            enqueue(OrderCreated(**values))
         with pytest.raises(InvalidEvent, match=r"^messages\[1\]: order\.created"):
-            enqueue_many([OrderCreated(1), OrderCreated(**values)], using=using)
-        enqueue(OrderCreated(8), using=using)
+            enqueue_many([OrderCreated(1), OrderCreated(**values)])
+        enqueue(OrderCreated(8))
     assert str(info.value).startswith(f"order.created ({__name__}.OrderCreated): {problem}")
-    assert count(using) == 1
+    assert count("default") == 1
 
 
 NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001

@@ -2,7 +2,6 @@
 
 import datetime
 import math
-import uuid
 from itertools import pairwise
 from typing import Any
 
@@ -19,38 +18,28 @@ from django_outbox.retry import (
     cause_chain,
     retry_delay,
 )
+from tests.support.claimed import make_message
 
-MESSAGE = Message(
-    id=1,
-    message_id=str(uuid.UUID(int=1)),
-    type="order.created",
-    topic="",
-    key="",
-    payload=b"{}",
-    headers={},
-    occurred_at=datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
-    attempts=0,
-)
+MESSAGE = make_message()
 BUSY = retry_later("queue full")
 
 shares = st.floats(0, 1)
 failure_counts = st.integers(1, 10**9)
 
 
-def policies(jitter: st.SearchStrategy[float] = shares) -> st.SearchStrategy[RetryPolicy]:
-    return st.builds(
-        RetryPolicy,
-        max_attempts=st.integers(1, 100),
-        delay=st.floats(0.001, 1e6),
-        factor=st.floats(1, 100) | st.integers(1, 100),
-        max_delay=st.floats(0.001, 1e7),
-        jitter=jitter,
-    )
+policies = st.builds(
+    RetryPolicy,
+    max_attempts=st.integers(1, 100),
+    delay=st.floats(0.001, 1e6),
+    factor=st.floats(1, 100) | st.integers(1, 100),
+    max_delay=st.floats(0.001, 1e7),
+    jitter=shares,
+)
 
 
 def refused(attempt: int) -> Message:
     """The message as it was claimed for this attempt."""
-    return MESSAGE._replace(attempts=attempt - 1)
+    return make_message(attempts=attempt - 1)
 
 
 def test_default_delays_are_those_of_the_reference():
@@ -66,14 +55,14 @@ def test_a_wait_grows_by_its_factor_up_to_the_ceiling(factor: float, expected: l
     assert backoff.after(10**9) == max(expected)
 
 
-@given(policies(), failure_counts, shares)
+@given(policies, failure_counts, shares)
 def test_jitter_adds_at_most_its_share_to_a_wait_up_to_the_ceiling(policy: RetryPolicy, failures: int, chance: float):
     plain = policy.wait.after(failures, rand=lambda: 0.0)
     assert 0 < plain <= policy.max_delay
     assert plain <= policy.wait.after(failures, rand=lambda: chance) <= plain * (1 + policy.jitter)
 
 
-@given(policies(), st.integers(1, 200))
+@given(policies, st.integers(1, 200))
 def test_a_message_fails_exactly_at_the_last_attempt(policy: RetryPolicy, attempt: int):
     given_up = retry_delay(refused(attempt), BUSY, policy) is None
     assert given_up == (attempt >= policy.max_attempts)
@@ -157,7 +146,7 @@ def test_exclude_wins_over_include_however_deep_the_chain_and_even_in_a_cycle(
 # Delays that the broker asks for.
 
 
-@given(st.floats(0, LONGEST_RETRY_AFTER) | st.integers(0, int(LONGEST_RETRY_AFTER)), policies())
+@given(st.floats(0, LONGEST_RETRY_AFTER) | st.integers(0, int(LONGEST_RETRY_AFTER)), policies)
 def test_retry_after_replaces_the_delay(asked: float, policy: RetryPolicy):
     delay = retry_delay(MESSAGE, retry_later("busy", retry_after=asked), policy)
     assert delay == (asked if policy.max_attempts > 1 else None)
