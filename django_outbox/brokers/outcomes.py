@@ -15,8 +15,6 @@ from django_outbox.utils.text import describe, one_line, raise_interrupt
 
 T = TypeVar("T")
 
-NO_REASON = "the publisher gave no reason"
-
 MAX_ERROR_CLASS_LENGTH = 255
 """Maximum number of characters of an `error_class`, as in its column."""
 
@@ -80,7 +78,7 @@ def read_outcome(given: object, source: str = "the publisher") -> Outcome:
     error_class = outcome.error_class if isinstance(outcome.error_class, str) else ""
     return Outcome(
         kind,
-        _read_error(outcome.error),
+        _read_error(outcome.error, source),
         one_line(error_class, MAX_ERROR_CLASS_LENGTH),
         next((each for each in (outcome.cause, outcome.error) if isinstance(each, BaseException)), None),
         outcome.retry_after if _is_delay(outcome.retry_after) else None,
@@ -126,12 +124,11 @@ def _ask(question: Callable[[], T], otherwise: Callable[[BaseException], T]) -> 
         return otherwise(error)
 
 
-def _read_error(error: object) -> str:
+def _read_error(error: object, source: str = "the publisher") -> str:
     if isinstance(error, BaseException):
         return describe(error, MAX_ERROR_LENGTH)
-    if error is None:
-        return NO_REASON
-    return one_line(error, MAX_ERROR_LENGTH) or NO_REASON
+    text = "" if error is None else one_line(error, MAX_ERROR_LENGTH)
+    return text or f"{source} gave no reason"
 
 
 def _is_delay(seconds: object) -> bool:

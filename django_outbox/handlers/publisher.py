@@ -211,7 +211,7 @@ class HandlersPublisher(Publisher):
         except Reject as error:
             return rejected(str(error) or describe(error), cause=error.__cause__ or error)
         except RetryLater as error:
-            return retry_later(str(error), cause=error.__cause__ or error, retry_after=error.seconds)
+            return retry_later(str(error) or describe(error), cause=error.__cause__ or error, retry_after=error.seconds)
         except NotRun as error:
             # Another attempt would return the same.
             return rejected(

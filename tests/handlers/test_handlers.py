@@ -120,6 +120,16 @@ def test_a_wrong_outcome_is_an_error_that_names_the_handler(using: str, returned
     assert message.error.startswith(f"TypeError: the handler shop.pay {error}")
 
 
+def test_an_outcome_without_a_reason_names_the_handler():
+    @handler("t", name="shop.pay")
+    def work(payload: Any, message: Message) -> Outcome:
+        return retry_later("")
+
+    put(1)
+    deliver_once("default")
+    assert OutboxMessage.objects.get().error == "the handler shop.pay gave no reason"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from django_outbox import OutboxMessage
 from django_outbox.brokers import BatchRefused
-from django_outbox.brokers.outcomes import NO_REASON, call_publisher
+from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind
 from django_outbox.relay import Relay
 from tests.support.claimed import make_message
@@ -77,8 +77,8 @@ def test_an_invalid_outcome_affects_only_its_message(running: Callable[..., Rela
 
 FLAWED: dict[str, tuple[Outcome, str, str]] = {
     "an exception as error": (outcome(error=KeyError("gone")), "KeyError: 'gone'", "KeyError"),
-    "None as error": (outcome(error=None), NO_REASON, "deferred"),
-    "a blank error": (outcome(error=" \n"), NO_REASON, "deferred"),
+    "None as error": (outcome(error=None), "the publisher gave no reason", "deferred"),
+    "a blank error": (outcome(error=" \n"), "the publisher gave no reason", "deferred"),
     "a list as error": (outcome(error=["no"]), "['no']", "deferred"),
     "an error of several lines": (outcome(error="no\nERROR forged\x1b[31m"), r"no\nERROR forged\u001b[31m", "deferred"),
     "an error without a text": (
