@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from confluent_kafka import Consumer as Client
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer
@@ -154,35 +153,6 @@ def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
     (message,) = stored("default")
     assert message.status is Status.FAILED
     assert "its key or headers are not text in UTF-8" in message.error
-
-
-def test_nothing_is_skipped_between_two_connections_that_begin_at_the_end(source):
-    config = {**source.options["config"], "auto.offset.reset": "latest"}
-    consumer = KafkaConsumer("billing", **{**source.options, "config": config})
-    observer = Client({"bootstrap.servers": source.servers, "group.id": source.group})
-    received: list[bytes] = []
-
-    def has_joined() -> bool:
-        assert not consumer.receive(0.1)
-        places = [TopicPartition(source.name, number) for number in range(source.partitions)]
-        return all(each.offset >= 0 for each in observer.committed(places, timeout=10))
-
-    def has_all() -> bool:
-        received.extend(each.body for each in consumer.receive(0.1))
-        return len(received) >= 2
-
-    try:
-        consumer.open()
-        eventually(has_joined)
-        consumer.close()
-        source.send(1)
-        consumer.open()
-        source.send(2)
-        eventually(has_all)
-    finally:
-        consumer.close()
-        observer.close()
-    assert sorted(received) == [b"1", b"2"]
 
 
 @on_a_mock

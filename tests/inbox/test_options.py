@@ -27,6 +27,7 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (kafka, {"config": {}}, "bootstrap.servers is missing"),
     (kafka, {"config": {**CONFIG, "enable.auto.commit": True}}, "offsets are committed after the database's commit"),
     (kafka, {"config": {**CONFIG, "group.id": "a"}}, "use the option group instead"),
+    (kafka, {"config": {**CONFIG, "auto.offset.reset": "latest"}}, "kafka-consumer-groups.sh --reset-offsets"),
     (kafka, {"config": {**CONFIG, "on_commit": print}}, "on_commit cannot be set"),
     (kafka, {"config": {**CONFIG, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
     (kafka, {"group": ""}, "group is ''"),

@@ -40,9 +40,6 @@ librdkafka does not notice when the coordinator has. The times are limited becau
 there are more members than partitions.
 """
 
-AT_THE_END = ("latest", "end", "largest")
-"""The values of `auto.offset.reset` with which a new group begins at the end."""
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
@@ -85,7 +82,7 @@ class KafkaConsumerConnection(ConsumerConnection):
     """
 
     def __init__(self, consumer: KafkaConsumer) -> None:
-        self._config = config = consumer._config
+        config = consumer._config
         self._topics = consumer._topics
         self._do_brokers_assign = str(config.get("group.protocol")).lower() == "consumer"
         self._timeout = consumer.timeout
@@ -185,22 +182,9 @@ class KafkaConsumerConnection(ConsumerConnection):
             if place in self._assigned:
                 self._ahead.append(record)
 
-    def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, _client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._assigned.update(places_of(partitions))
-        if str(self._config.get("auto.offset.reset")).lower() in AT_THE_END:
-            self._commit_ends(client, partitions)
         self._plan_to_rejoin()
-
-    def _commit_ends(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
-        """Commit the ends of partitions without an offset.
-
-        Otherwise a partition of which nothing was read would begin at a later end after a restart.
-        """
-        with suppress(KafkaException):
-            found = client.committed(partitions, timeout=self._timeout)
-            new = places_of(each for each in found if each.offset < 0)
-            find = client.get_watermark_offsets
-            self._commit({place: find(TopicPartition(*place), self._timeout)[1] for place in new})
 
     def _on_revoke(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         # The next owner of the partition begins at these offsets.

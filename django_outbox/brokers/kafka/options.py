@@ -73,14 +73,14 @@ _REFUSED_BY_CONSUMER = {
     "auto.commit.interval.ms": f"{_COMMITS}; remove it",
     "auto.commit.enable": f"{_COMMITS}; remove it",
     "enable.partition.eof": "the consumer does not need it; it is always false",
+    "auto.offset.reset": "a new group misses nothing, so it begins with the oldest record. To skip records, move the "
+    "offsets of the group with kafka-consumer-groups.sh --reset-offsets",
     **_REFUSED_CALLBACKS,
 }
 """Options of librdkafka that the consumer sets itself, and why."""
 
 _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     **_DEFAULTS,
-    # A new group misses nothing.
-    "auto.offset.reset": "earliest",
     # A quarter of the default, because the messages ahead are in memory.
     "queued.max.messages.kbytes": 16_384,
 }
@@ -152,6 +152,7 @@ def read_group_config(config: object, group: object) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "enable.partition.eof": False,
+        "auto.offset.reset": "earliest",
     }
     _try_out(found, lambda options: Consumer(options).close(), with_login=False)
     return found
