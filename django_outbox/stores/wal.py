@@ -62,8 +62,7 @@ FIND_TABLE = "SELECT '{table}'::regclass::oid::bigint, current_database()"
 
 # It has no columns if it lacks some of the rows that are inserted into the table.
 FIND_PUBLICATION = f"""
-SELECT ({PUBLISHED}), quote_ident(pg_get_userbyid(pubowner)), pg_has_role(pubowner, 'usage'),
-    coalesce(columns, '{{}}')
+SELECT ({PUBLISHED}), coalesce(columns, '{{}}')
 FROM pg_publication publication
 CROSS JOIN LATERAL (
     SELECT max(attnames::text[]) FILTER (
@@ -82,14 +81,10 @@ class Publication(NamedTuple):
     """The publication as it is now; by default, there is none.
 
     Attributes:
-        owner: the quoted name of the role that owns it.
-        is_owned: whether the role of the session may drop it.
         columns: the columns of the table of messages in it; none if it does not have all rows.
     """
 
     identity: str = ""
-    owner: str = ""
-    is_owned: bool = True
     columns: Sequence[str] = ()
 
     @property

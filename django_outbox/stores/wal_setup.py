@@ -30,9 +30,8 @@ FROM pg_roles role
 WHERE rolname = coalesce(%s, session_user)
 """
 
-TABLE = """
-SELECT format('%%I.%%I', nspname, relname), quote_ident(pg_get_userbyid(relowner)), pg_has_role(relowner, 'usage'),
-    quote_ident(current_database()), has_database_privilege(current_database(), 'create'), quote_ident(current_user)
+FIND_NAME = """
+SELECT format('%%I.%%I', nspname, relname)
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE pg_class.oid = '{table}'::regclass
 """
@@ -117,27 +116,13 @@ class LogSetup:
         publication = find_publication(self._store)
         if not publication.missing:
             return []
-        ((table, *_),) = self._store.fetch(TABLE)
+        ((table,),) = self._store.fetch(FIND_NAME)
         columns = ", ".join(COLUMNS)
         removal = [f"DROP PUBLICATION {PUBLICATION}"] if publication.identity else []
         return [
             *removal,
             f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')",
         ]
-
-    def find_refusals(self) -> Iterator[Obstacle]:
-        """Find the privileges that the role of the session lacks to run the statements."""
-        publication = find_publication(self._store)
-        ((table, owner, is_owned, database, may_create, role),) = self._store.fetch(TABLE)
-        if not publication.is_owned:
-            problem = f"has a publication {PUBLICATION} that belongs to the role {publication.owner}"
-            yield Obstacle(f"{problem}, not to {role}", f"Run this as {publication.owner}, or as a superuser.")
-        if not is_owned:
-            problem = f"has the table {table}, which belongs to the role {owner}, not to {role}"
-            yield Obstacle(problem, f"Run this as {owner}, or as a superuser.")
-        if not may_create:
-            remedy = f"Run: GRANT CREATE ON DATABASE {database} TO {role}"
-            yield Obstacle(f"does not let the role {role} create a publication", remedy)
 
     def run(self, statements: Sequence[str]) -> None:
         """Run statements in one transaction."""

@@ -71,9 +71,9 @@ def connected(**changes: Any) -> Iterator[None]:
 def roles(log: PostgreSQL) -> Iterator[None]:
     """The role that owns the tables, and that of the relays; they have the rights that they need."""
     execute("DROP PUBLICATION IF EXISTS django_outbox")
-    execute("CREATE ROLE shop_owner LOGIN; CREATE ROLE shop_relay LOGIN REPLICATION; CREATE ROLE shop_web LOGIN")
+    execute("CREATE ROLE shop_owner LOGIN; CREATE ROLE shop_relay LOGIN REPLICATION")
     execute("GRANT CREATE ON DATABASE outbox TO shop_owner")
-    execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO shop_owner, shop_relay, shop_web")
+    execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO shop_owner, shop_relay")
     for table in TABLES:
         execute(f"ALTER TABLE {table} OWNER TO shop_owner")
     try:
@@ -82,7 +82,7 @@ def roles(log: PostgreSQL) -> Iterator[None]:
         execute("DROP PUBLICATION IF EXISTS django_outbox")
         for table in TABLES:
             execute(f"ALTER TABLE {table} OWNER TO relay")
-        execute("DROP OWNED BY shop_owner, shop_relay, shop_web; DROP ROLE shop_owner, shop_relay, shop_web")
+        execute("DROP OWNED BY shop_owner, shop_relay; DROP ROLE shop_owner, shop_relay")
         publish()
 
 
@@ -113,20 +113,12 @@ class TestRoles:
         execute("CREATE PUBLICATION django_outbox")
         before = read()
         with connected(USER="shop_owner"):
-            out, (line,), raised = run("--role", "shop_relay")
-            assert (out, raised.partition(".")[0]) == ("", "Nothing was changed: 1 problem found")
-            assert "that belongs to the role relay, not to shop_owner" in line
+            out, lines, raised = run("--role", "shop_relay")
+            assert (out, lines) == ("", [])
+            assert "must be owner of publication django_outbox" in raised
             # A script for an administrator can be made nevertheless.
             assert "CREATE PUBLICATION" in run("--role", "shop_relay", "--sql")[0]
         assert read() == before
-
-    def test_everything_that_is_missing_is_reported_at_once(self):
-        execute("ALTER ROLE shop_relay NOREPLICATION")
-        with connected(USER="shop_web"):
-            _, lines, raised = run("--role", "shop_relay")
-        assert raised.startswith("Nothing was changed: 3 problems found.")
-        for word, line in zip(("table", "create", "read the log"), lines, strict=True):
-            assert word in line
 
     def test_the_owner_who_is_not_the_relay_is_told_of_the_flag(self):
         with connected(USER="shop_owner"):
@@ -138,7 +130,7 @@ class TestRoles:
         options = {**connections[LOG].settings_dict["OPTIONS"], "assume_role": "shop_owner"}
         with connected(OPTIONS=options):
             assert run() == (CREATED, [], "")
-        assert read().owner == "shop_owner"
+        assert execute("SELECT pg_get_userbyid(pubowner) FROM pg_publication") == [("shop_owner",)]
 
     def test_a_role_that_does_not_exist_is_reported(self):
         assert "has no role 'nobody'" in run("--role", "nobody")[1][0]

@@ -39,7 +39,8 @@ class Command(OutboxCommand):
         try:
             self._handle(using, options["role"], only_sql=options["sql"])
         except DatabaseError as error:
-            raise CommandError(f"Nothing was changed in the database {using!r}: {describe(error)}") from error
+            hint = "With --sql, the SQL is printed instead."
+            raise CommandError(f"Nothing was changed in the database {using!r}: {describe(error)}. {hint}") from error
 
     def _handle(self, using: str, role: str | None, *, only_sql: bool) -> None:
         setup = LogSetup(_get_store(using), role)
@@ -51,12 +52,8 @@ class Command(OutboxCommand):
         if only_sql:
             self._print_sql(using, statements, obstacles)
             return
-        refusals = [*setup.find_refusals()] if statements else []
-        for obstacle in [*refusals, *obstacles]:
+        for obstacle in obstacles:
             self.stderr.write(one_line(_describe(using, obstacle)))
-        if refusals:
-            count = counted(len(refusals) + len(obstacles), "problem")
-            raise CommandError(f"Nothing was changed: {count} found. With --sql, the SQL is printed instead.")
         setup.run(statements)
         self.report(_report(using, statements))
         if obstacles:
