@@ -28,10 +28,10 @@ def archive(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def run(using: str, target: str, file: str, *ids: object, verbosity: int = 1) -> tuple[list[str], list[str]]:
+def run(using: str, target: str, file: str, *ids: object) -> tuple[list[str], list[str]]:
     """The lines of standard output and of standard error, with the text of a CommandError."""
     out, errors = io.StringIO(), io.StringIO()
-    flags = ["--database", using, "--as", target, "--verbosity", str(verbosity)]
+    flags = ["--database", using, "--as", target]
     try:
         call_command("outbox_restore", *flags, file, *map(str, ids), stdout=out, stderr=errors, no_color=True)
     except CommandError as error:
@@ -80,13 +80,6 @@ def test_the_messages_of_one_id_are_restored_for_each_publisher(using: str):
     (found,) = archives(using)
     assert run(using, "failed", found.name, ABSENT) == (["2 messages restored as failed."], [])
     assert {row["publisher"] for row in rows(using).values()} == {"default", "audit"}
-
-
-def test_with_verbosity_0_only_errors_are_printed(using: str):
-    file, (first, *_) = discarded(using)
-    out, errors = run(using, "failed", file, first, ABSENT, verbosity=0)
-    assert (out, errors[0]) == ([], f"{ABSENT} is not in the file.")
-    assert count(using) == 1
 
 
 @pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
