@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
 
 TABLE = OutboxMessage._meta.db_table
-DUE, DUE_KEYED, HELD, HELD_KEYED, KEYS = 50_000, 50_000, 20_000, 20_000, 50
+DUE, DUE_KEYED, HELD, HELD_KEYED, KEYS = 25_000, 25_000, 10_000, 10_000, 50
 BATCH_SIZE = 1000
 ENTRIES_OF_A_BLOCK = 50
 """At least this many entries of the index fit in one of PostgreSQL's blocks of 8 kB."""

@@ -1,6 +1,6 @@
-"""The databases' query plans, with 50,000 due messages behind 100,000 that wait for a retry, and many processed.
+"""The databases' query plans, with 25,000 due messages behind 50,000 that wait for a retry, and many processed.
 
-Beside them are 60,000 of 200 keys, each as deep as the other, and as many processed.
+Beside them are 30,000 of 200 keys, each as deep as the other, and as many processed.
 
 The statements are those that the outbox runs, caught on the way.
 """
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
 mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 
 LIMIT = 100
-WAITING, IDLE, DUE, PROCESSED = 100_000, 10_000, 50_000, 20_000
-KEYED, KEYS = 60_000, 200
+WAITING, IDLE, DUE, PROCESSED = 50_000, 5_000, 25_000, 10_000
+KEYED, KEYS = 30_000, 200
 PARTITIONS = [SLOT_SIZE * (1 + number) for number in range(KEYS)]
 
 PAYLOAD = json.dumps({"order": "x" * 300})
