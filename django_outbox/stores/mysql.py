@@ -319,7 +319,7 @@ class MySQLStore(LockingStore):
             with super().claim(request) as claim:
                 yield claim
         elif due:
-            with self.transaction(request.max_seconds, transactional=False):
+            with self.transaction(request.max_seconds, transactional=request.transactional):
                 keyed = self._lock_with_slots(publisher, [message for message in due if message.partition])
                 unkeyed = self._read([message.id for message in due if not message.partition], READ_AND_LOCK)
                 cursor.note_all(unkeyed)

@@ -15,6 +15,7 @@ from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import CHANGED, LockingStore, report_lost
 from django_outbox.stores.claiming import (
     FEW,
+    FEW_IN_ALL,
     FEW_OF_KEY,
     LAST_PARTITION,
     NONE_SPARED,
@@ -384,7 +385,7 @@ class PostgreSQLStore(LockingStore):
 
     def _claim_few(self, request: ClaimRequest, stack: ExitStack) -> Claim | None:
         """Claim few messages with one round trip, until the stack ends; return None if an ordinary claim is needed."""
-        if self.connection.in_atomic_block:
+        if self.connection.in_atomic_block or request.transactional or request.limit < FEW_IN_ALL:
             return None
         cursor, publisher, max_bytes = request.cursor, request.publisher, request.max_bytes // 2
         with ExitStack() as opened:

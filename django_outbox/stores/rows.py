@@ -15,7 +15,6 @@ from django.utils.dateparse import parse_datetime
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
 from django_outbox.stores.claiming import (
     FEW,
-    FEW_IN_ALL,
     FEW_OF_KEY,
     SIZE,
     Cursor,
@@ -96,15 +95,14 @@ class ClaimRequest:
     @property
     def expects_few(self) -> bool:
         """Whether a claim that reads only the first few messages of each kind probably reads all that are due."""
-        is_plain = not (self.transactional or self.passed or self.refused)
-        return is_plain and self.limit >= FEW_IN_ALL and self.cursor.expects_few
+        return self.cursor.expects_few and not (self.passed or self.refused)
 
     def find_few(self, look: Callable[[], Sequence[Row]]) -> list[Queued] | None:
         """Return all due messages if a look finds few of them; None if an ordinary claim is needed.
 
         Args:
-            look: lists up to `FEW_IN_ALL` undelivered messages, as fields of `Queued`; messages without a key only if
-                they are due.
+            look: lists the first undelivered messages, up to the limits of a claim of few, as fields of `Queued`;
+                messages without a key only if they are due.
         """
         if not self.expects_few:
             return None
@@ -112,7 +110,8 @@ class ClaimRequest:
         keyed = sum(message.partition > 0 for message in listed)
         due = [*due_only(listed)]
         is_cut = keyed == FEW * FEW_OF_KEY or len(listed) - keyed == FEW
-        return None if is_cut or sum(message.size for message in due) > self.max_bytes else due
+        is_large = len(due) > self.limit or sum(message.size for message in due) > self.max_bytes
+        return None if is_cut or is_large else due
 
 
 @dataclass(frozen=True, slots=True)

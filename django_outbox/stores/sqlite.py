@@ -298,7 +298,8 @@ class SQLiteStore(Store):
 
     @contextmanager
     def claim(self, request: ClaimRequest) -> Iterator[Claim]:
-        claim = self._lease_few(request) if self.connection.get_autocommit() else None
+        may_lease = self.connection.get_autocommit() and not request.transactional
+        claim = self._lease_few(request) if may_lease else None
         if claim is None and not self.fetch(PENDING, [request.publisher])[0][0]:
             # Without a write transaction, which would wait for another one.
             request.cursor.mark_exhausted()

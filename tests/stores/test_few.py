@@ -152,6 +152,10 @@ def counted(using: str) -> Iterator[list[str]]:
         yield statements
 
 
+def first_words(statements: list[str]) -> str:
+    return " ".join(sql.split()[0].strip("(") for sql in statements)
+
+
 STATEMENTS = {
     "mysql": ("SELECT SELECT UPDATE", "SELECT SELECT UPDATE"),
     "sqlite": ("SELECT BEGIN UPDATE INSERT BEGIN UPDATE DELETE", "SELECT BEGIN UPDATE BEGIN UPDATE"),
@@ -168,10 +172,24 @@ def test_a_few_messages_take_a_look_and_the_fewest_statements(using: str, key: s
         with counted(using) as statements, claim(using, cursor=cursor) as batch:
             settle(using, batch, processed=[id])
     expected = STATEMENTS[connections[using].vendor][not key]
-    assert " ".join(sql.split()[0].strip("(") for sql in statements) == expected
+    assert first_words(statements) == expected
     with counted(using) as statements:
         assert claimed_ids(using, cursor=cursor) == []
     assert len(statements) == 1
+
+
+@mysql_and_mariadb
+def test_on_mysql_a_claim_for_handlers_takes_a_look_too_and_sets_limits_of_its_own(using: str):
+    cursor = expecting_few()
+    # The first claim adds the locks.
+    for _ in range(2):
+        (id,) = write(using, key="a")
+        with counted(using) as statements, claim(using, cursor=cursor, transactional=True, limit=20) as batch:
+            settle(using, batch, processed=[id])
+    assert first_words(statements) == "SELECT SET SELECT UPDATE SET"
+    with counted(using) as statements:
+        assert claimed_ids(using, cursor=cursor, transactional=True, limit=20) == []
+    assert first_words(statements) == "SELECT"
 
 
 @mysql_and_mariadb
@@ -210,6 +228,12 @@ def test_many_messages_are_claimed_as_usual(using: str, key: str, count: int):
 def test_large_messages_are_claimed_as_usual(using: str):
     ids = write(using, 3, payload="x" * 1000)
     assert claimed_ids(using, cursor=expecting_few(), max_bytes=2000) == ids[:2]
+
+
+@after_a_look
+def test_more_messages_than_a_batch_may_have_are_claimed_as_usual(using: str):
+    ids = write(using, 3)
+    assert claimed_ids(using, cursor=expecting_few(), limit=2) == ids[:2]
 
 
 @pytest.mark.parametrize("using", ["default"])
