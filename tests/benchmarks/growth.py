@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from django.db import connection
 
 from tests.benchmarks.brokers.rabbitmq import QuorumQueues
-from tests.benchmarks.measuring import Run
+from tests.benchmarks.measuring import Run, wait_for
 from tests.benchmarks.messages import fill
 from tests.benchmarks.options import add_numbers, add_source
-from tests.benchmarks.relay_process import relay_process, wait_for
+from tests.benchmarks.relay_process import relay_process
 from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import TABLE, empty, insert_rows, pass_all, refresh
 from tests.benchmarks.workspace import outbox_settings, require_server
@@ -96,9 +96,9 @@ def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepar
     ):
         relay.begin()
         # An old snapshot costs the more the longer it is held.
-        wait_for([relay], messages * 3 // 4 if name == "snapshot" else 0)
+        wait_for(lambda: relay.delivered, messages * 3 // 4 if name == "snapshot" else 0)
         done, began = relay.delivered, time.perf_counter()
-        wait_for([relay], messages)
+        wait_for(lambda: relay.delivered, messages)
         run = Run(messages - done, time.perf_counter() - began)
         report = relay.stop()
     return replace(run, figures={"MB/s": run.rate * size / 1e6, "peak MB": report.peak_megabytes})

@@ -20,9 +20,9 @@ from django_outbox import enqueue
 from django_outbox.stores import get_store
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.drain import BROKERS, add_comparison, make_broker
-from tests.benchmarks.measuring import BenchmarkError, Used, read_used
+from tests.benchmarks.measuring import BenchmarkError, Used, read_used, wait_for
 from tests.benchmarks.options import add_numbers
-from tests.benchmarks.relay_process import RelayProcess, loop_process, relay_process, wait_for
+from tests.benchmarks.relay_process import RelayProcess, loop_process, relay_process
 from tests.benchmarks.report import Report, measure_all
 from tests.benchmarks.tables import empty, insert_rows, refresh
 from tests.benchmarks.walbox import WalboxProcess, walbox_process
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> Report:
                 before = read_used(relay.pid, relay.statements)
                 if case.commits:
                     committed = _commit(case, options, broker.topics[0] if broker else "")
-                    wait_for([relay], len(committed))
+                    wait_for(lambda: relay.delivered, len(committed))
                 else:
                     committed = {}
                     time.sleep(options.seconds)

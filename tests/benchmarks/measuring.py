@@ -14,6 +14,9 @@ from django.db import connection
 DATABASES = {"postgresql": {"postgres"}, "mysql": {"mariadbd", "mysqld"}}
 """Names of the servers' processes, by vendor."""
 
+LONGEST_SILENCE = 60.0
+"""Seconds without a delivered message after which the benchmark gives up."""
+
 ENDING = 0.2
 """Seconds within which the database ends the sessions of workers, so that their processor time can be read."""
 
@@ -63,6 +66,17 @@ def timed(work: Callable[[], int], broker: str = "") -> Run:
     time.sleep(ENDING)
     after = _read_processors(broker)
     return Run(messages, seconds, {part: 1e6 * (after[part] - before[part]) / messages for part in before})
+
+
+def wait_for(delivered: Callable[[], int], messages: int) -> None:
+    """Wait until this many messages have been delivered."""
+    found, deadline = 0, time.monotonic() + LONGEST_SILENCE
+    while (now := delivered()) < messages:
+        if now > found:
+            found, deadline = now, time.monotonic() + LONGEST_SILENCE
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"{found:,} of {messages:,} messages were delivered, and no more in a minute.")
+        time.sleep(0.01)
 
 
 def seconds_of(pid: int | str) -> float:

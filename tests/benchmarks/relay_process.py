@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import connection, transaction
 from django.db.backends.signals import connection_created
@@ -20,13 +20,9 @@ from django_outbox.management.service import frozen
 from django_outbox.messages import Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished
-from tests.benchmarks.measuring import BenchmarkError
 from tests.benchmarks.tables import TABLE
 from tests.benchmarks.workspace import outbox_settings
 from tests.support.spawning import FORKS, process, receive
-
-LONGEST_SILENCE = 60.0
-"""Seconds without a settled batch after which the benchmark gives up."""
 
 DELIVERED, STATEMENTS = range(2)
 """The counts that the two processes share."""
@@ -56,13 +52,6 @@ class RelayReport:
 
     confirmed: Mapping[str, float]
     peak_megabytes: float
-
-
-class Delivering(Protocol):
-    """A process that delivers, with the number of its messages so far."""
-
-    @property
-    def delivered(self) -> int: ...
 
 
 class RelayProcess:
@@ -122,17 +111,6 @@ def loop_process(publisher: Mapping[str, Any]) -> Iterator[RelayProcess]:
     counts = FORKS.Array("q", 2)
     with process("tests.benchmarks.relay_process.deliver_in_a_loop", counts, publisher) as (child, pipe):
         yield RelayProcess(child.pid, pipe, counts)
-
-
-def wait_for(relays: Sequence[Delivering], messages: int) -> None:
-    """Wait until the relays have settled this many messages together."""
-    settled, deadline = 0, time.monotonic() + LONGEST_SILENCE
-    while (found := sum(relay.delivered for relay in relays)) < messages:
-        if found > settled:
-            settled, deadline = found, time.monotonic() + LONGEST_SILENCE
-        if time.monotonic() > deadline:
-            raise BenchmarkError(f"{settled:,} of {messages:,} messages were settled, and no more in a minute.")
-        time.sleep(0.01)
 
 
 def deliver(

@@ -1,14 +1,13 @@
 """Deliveries by a relay in this process, which is connected before the clock starts."""
 
 import threading
-import time
 from typing import Any
 
 from django.db import connection
 
 from django_outbox.relay import Relay
 from tests.benchmarks.brokers.base import Broker
-from tests.benchmarks.measuring import BenchmarkError, Run, timed
+from tests.benchmarks.measuring import Run, timed, wait_for
 from tests.benchmarks.messages import fill
 from tests.benchmarks.tables import copy, empty, refresh, restore
 from tests.benchmarks.workspace import outbox_settings, require_log
@@ -23,9 +22,6 @@ AHEAD = 4
 READ_SLOTS = """
 SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND confirmed_flush_lsn > '0/0'
 """
-
-LONGEST_SILENCE = 60.0
-"""Seconds without a message after which the benchmark gives up."""
 
 
 def timed_drain(
@@ -81,16 +77,16 @@ def timed_flow(broker: Broker, table: str, count: int, *, workers: int, batch_si
         thread.start()
         try:
             fill(1, topics=broker.topics)
-            _wait_for(relay, 1)
+            wait_for(lambda: relay.tally.processed, 1)
             eventually(lambda: source != "log" or _fetch(READ_SLOTS)[0], "the log is read")
             broker.purge()
 
             def work() -> int:
                 first, last = _fetch(f"SELECT min(id), max(id) FROM saved_{table}")
                 for id in range(first, last + 1, COMMIT):
-                    _wait_for(relay, 1 + id - first - AHEAD * batch_size)
+                    wait_for(lambda: relay.tally.processed, 1 + id - first - AHEAD * batch_size)
                     copy(table, streamed=source != "table", where=f"id >= {id} AND id < {id + COMMIT}")
-                _wait_for(relay, 1 + count)
+                wait_for(lambda: relay.tally.processed, 1 + count)
                 return count
 
             run = timed(work, broker.process)
@@ -99,17 +95,6 @@ def timed_flow(broker: Broker, table: str, count: int, *, workers: int, batch_si
             thread.join()
     broker.expect(count)
     return run
-
-
-def _wait_for(relay: Relay, count: int) -> None:
-    """Wait until the relay has delivered this many messages."""
-    found, deadline = 0, time.monotonic() + LONGEST_SILENCE
-    while (processed := relay.tally.processed) < count:
-        if processed > found:
-            found, deadline = processed, time.monotonic() + LONGEST_SILENCE
-        if time.monotonic() > deadline:
-            raise BenchmarkError(f"{found:,} of {count:,} messages were delivered, and no more in a minute.")
-        time.sleep(0.001)
 
 
 def _fetch(sql: str) -> Any:

@@ -26,7 +26,7 @@ from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.faults.refusals import hexadecimal
 
-CLAIM_TIMEOUT: Any = settings.OUTBOX.get("CLAIM_TIMEOUT", math.inf)
+CLAIM_TIMEOUT: Any = settings.OUTBOX["CLAIM_TIMEOUT"]
 
 
 class Worker(threading.local):
