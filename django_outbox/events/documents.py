@@ -65,17 +65,13 @@ def _message(event_type: EventType, name: str, handlers: Sequence[str]) -> dict[
             "required": [VERSION_HEADER],
         },
         "payload": {"$ref": f"#/components/schemas/{name}"},
-        METADATA: _metadata(event_type),
+        METADATA: {
+            "type": event_type.type,
+            "version": event_type.version,
+            "destination": event_type.topic or event_type.type,
+            "key": event_type.key,
+        },
         **({HANDLERS: [*handlers]} if handlers else {}),
-    }
-
-
-def _metadata(event_type: EventType) -> dict[str, Any]:
-    return {
-        "type": event_type.type,
-        "version": event_type.version,
-        "destination": event_type.topic or event_type.type,
-        "key": event_type.key,
     }
 
 
