@@ -62,13 +62,15 @@ def test_the_path_of_a_backend_is_not_relative(backend: str):
     ]
 
 
-@pytest.mark.parametrize("alias", ["billing ", " billing", "bill\ning", "", "x" * 51, 7])
-def test_the_alias_of_a_consumer_is_a_name(alias: object):
-    _, problems = parse({"PUBLISHERS": MEMORY, "CONSUMERS": {alias: {"BACKEND": "shop.Consumer"}}})
+@pytest.mark.parametrize("alias", ["billing ", " billing", "bill\ning", "", "x" * 64, 7])
+def test_an_alias_is_a_name(alias: object):
+    entry = {alias: {"BACKEND": "shop.Backend"}}
+    _, problems = parse({"PUBLISHERS": {**MEMORY, **entry}, "CONSUMERS": entry})
     assert [problem.message for problem in problems] == [
-        f"OUTBOX['CONSUMERS'][{alias!r}] is not a valid consumer entry."
+        f"OUTBOX['CONSUMERS'][{alias!r}] is not a valid consumer entry.",
+        f"OUTBOX['PUBLISHERS'][{alias!r}] is not a valid publisher entry.",
     ]
-    assert "without blanks around it" in problems[0].hint
+    assert all("without blanks around it" in problem.hint for problem in problems)
 
 
 @pytest.mark.parametrize("key", ["RETRY", "RETENTION", "x" * 100_000])
