@@ -72,7 +72,7 @@ def read_outcome(given: object, source: str = "the publisher") -> Outcome:
     if not isinstance(kind, OutcomeKind):
         raise TypeError(f"{source} returned an Outcome with a kind of type {type(kind).__name__}")
     if kind is OutcomeKind.BLOCKED:
-        raise TypeError("the publisher returned an Outcome with OutcomeKind.BLOCKED, which is reserved for the relay")
+        raise TypeError(f"{source} returned an Outcome with OutcomeKind.BLOCKED, which is reserved for the relay")
     if kind is OutcomeKind.ACCEPTED:
         return ACCEPTED
     error_class = outcome.error_class if isinstance(outcome.error_class, str) else ""

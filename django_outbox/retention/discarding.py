@@ -47,7 +47,8 @@ def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
         except Interfered as error:
             # It happens on a database without row locks only.
             raise ArchiveUnavailable(
-                "Some of the messages were requeued or deleted while they were being archived. Discard them again."
+                "Some of the messages were requeued or deleted while they were being archived. Discard them again. "
+                f"Discarded so far: {total:,}."
             ) from error
         total += removed.deleted
     return total

@@ -116,6 +116,9 @@ class TestRoles:
             out, lines, raised = run("--role", "shop_relay")
             assert (out, lines) == ("", [])
             assert "must be owner of publication django_outbox" in raised
+            assert raised.endswith(
+                "Run this as the owner of the table, with the privilege CREATE on the database, or use --sql."
+            )
             # A script for an administrator can be made nevertheless.
             assert "CREATE PUBLICATION" in run("--role", "shop_relay", "--sql")[0]
         assert read() == before

@@ -39,8 +39,7 @@ class Command(OutboxCommand):
         try:
             self._handle(using, options["role"], only_sql=options["sql"])
         except DatabaseError as error:
-            hint = "With --sql, the SQL is printed instead."
-            raise CommandError(f"Nothing was changed in the database {using!r}: {describe(error)}. {hint}") from error
+            raise _refusal(using, error) from error
 
     def _handle(self, using: str, role: str | None, *, only_sql: bool) -> None:
         setup = LogSetup(_get_store(using), role)
@@ -54,7 +53,11 @@ class Command(OutboxCommand):
             return
         for obstacle in obstacles:
             self.stderr.write(one_line(_describe(using, obstacle)))
-        setup.run(statements)
+        try:
+            setup.run(statements)
+        except DatabaseError as error:
+            remedy = "Run this as the owner of the table, with the privilege CREATE on the database, or use --sql."
+            raise _refusal(using, error, remedy) from error
         self.report(_report(using, statements))
         if obstacles:
             hint = "" if role else " If relays have another role, name it with --role."
@@ -79,6 +82,11 @@ def _get_store(using: str) -> PostgreSQLStore:
     if problem := describe_missing_schema(connection, [OutboxMessage, StreamPosition]):
         raise CommandError(problem)
     return store
+
+
+def _refusal(using: str, error: DatabaseError, remedy: str = "") -> CommandError:
+    reason = describe(error).rstrip(".")
+    return CommandError(f"Nothing was changed in the database {using!r}: {reason}. {remedy}".rstrip())
 
 
 def _describe(using: str, obstacle: Obstacle) -> str:
