@@ -34,6 +34,7 @@ class Limits(ServiceLimits):
         listed: maximum number of ids that one listing of a stream reads.
         idle_after: time after a listing that found nothing from which on a worker looks without a transaction, because
             mostly nothing is new.
+        relist_after: time after such a listing from which on the worker lists again, which checks the server.
         table_interval: time between two looks at the table of a publisher that has a stream, if the last one found
             nothing.
         standby_interval: time between two attempts to take over a stream from another worker, which is fastest if it
@@ -64,6 +65,7 @@ class Limits(ServiceLimits):
     pause_interval: float = 1.0
     listed: int = 10_000
     idle_after: float = 0.5
+    relist_after: float = 10.0
     table_interval: float = 0.1
     standby_interval: float = 1.0
     follow_pause: float = 0.02

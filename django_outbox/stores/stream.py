@@ -69,10 +69,10 @@ NEWEST = NEW.replace("publisher, xid, id", "publisher DESC, xid DESC, id DESC")
 
 LIST_NEW = f"{CURRENT}, ARRAY(SELECT id FROM {NEW} LIMIT %s)"
 
-LOOK = {
+HAS_NEW = {
     "outbox_new(text, xid8, xid8[])": f"{CURRENT}, EXISTS (SELECT FROM {NEW})" % ("$1", "$2", 1, "$3", "$1", 1),
 }
-"""The statement that looks whether anything is new."""
+"""The prepared statement that finds whether anything is new, and the snapshot in which that is so."""
 
 # Not by the primary key, which `min(id)` would follow from the oldest message on.
 FIND_START = f"""
@@ -369,11 +369,11 @@ class Stream:
         ((text, own, ids),) = self._store.fetch(LIST_NEW, [*self._new(position, limit), limit])
         return str(Snapshot.read(text, own)), sorted(ids)
 
-    def pass_nothing(self, passed: str) -> str | None:
-        """Return a newer snapshot than `passed` if nothing is new in it; None if something is, or if it is unknown."""
+    def find_passed(self, passed: str) -> str | None:
+        """Return a newer snapshot that has passed like this one; None if something is new, or if that is unknown."""
         snapshot = Snapshot.read(passed)
         arguments = [self._publisher, str(snapshot.end), array(snapshot.running)]
-        rows = self._store.fetch_prepared(LOOK, "outbox_new", arguments)
+        rows = self._store.fetch_prepared(HAS_NEW, "outbox_new", arguments)
         if rows is None:
             return None
         ((text, own, is_new),) = rows

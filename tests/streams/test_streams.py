@@ -83,6 +83,16 @@ def test_an_idle_worker_looks_with_one_statement(scripted: Script):
     assert len(scripted.published()) == 2
 
 
+def test_an_idle_worker_lists_again_after_a_while(scripted: Script):
+    source = new_source(PG, table_interval=1000.0, idle_after=-1.0, relist_after=0.0)
+    put(1, PG)
+    for _ in range(3):
+        deliver(source)
+    with CaptureQueriesContext(connections[PG]) as queries:
+        deliver(source)
+    assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT"]
+
+
 def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on(scripted: Script):
     put(6, PG, keys=2)
     scripted.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED

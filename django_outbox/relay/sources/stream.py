@@ -31,9 +31,6 @@ from django_outbox.utils.text import describe
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
 
-LOOK_TIME = 10.0
-"""Seconds after a listing for which an idle worker looks without locking the position or checking the server."""
-
 
 @dataclass(frozen=True, slots=True)
 class StreamedBatch:
@@ -134,15 +131,15 @@ class StreamReader:
 
     def _shows_nothing(self) -> bool:
         """Return whether a look without a transaction shows that nothing is new, after a claim that found nothing."""
-        seconds = time.monotonic() - self._found_nothing_at
-        if self._refused or not (self.has_nothing and self._limits.idle_after < seconds < LOOK_TIME):
+        limits, seconds = self._limits, time.monotonic() - self._found_nothing_at
+        if self._refused or not (self.has_nothing and limits.idle_after < seconds < limits.relist_after):
             return False
         if not self._table.connection.get_autocommit():
             return False
         if self._log is not None and not self._log.stands_by:
             return False
         with self._table.watch():
-            passed = self._stream.pass_nothing(self.passed)
+            passed = self._stream.find_passed(self.passed)
         if passed is None:
             return False
         self.passed = passed
