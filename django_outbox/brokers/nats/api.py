@@ -12,19 +12,9 @@ from django_outbox.brokers.nats.errors import BUSY_WAIT
 from django_outbox.brokers.nats.options import NANOSECONDS, NatsOptions
 from django_outbox.messages import Outcome, rejected, set_aside, unanswered
 
-STREAM_NOT_FOUND = 10059
-"""JSStreamNotFoundErr: https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
-
-CONSUMER_NOT_FOUND = 10014
-"""JSConsumerNotFoundErr."""
-
 
 class NoAnswer(Exception):
-    """JetStream did not respond as it should; the text is the reason, and `code` the error code that it sent, or 0."""
-
-    def __init__(self, reason: str, code: int = 0) -> None:
-        super().__init__(reason)
-        self.code = code
+    """JetStream did not respond as it should; the text is the reason."""
 
 
 class NotPermitted(NoAnswer):
@@ -69,26 +59,14 @@ class Api:
 
     async def bind(self, stream: str, name: str) -> float:
         """Return the seconds of a durable consumer's `ack_wait`. Raises `NotUsable`."""
+        place = f"the consumer {name!r} of stream {stream!r}"
         try:
             config = (await self._read_info(f"{stream}.{name}"))["config"]
         except NoAnswer as error:
-            if error.code == STREAM_NOT_FOUND:
-                text = f"there is no stream {stream!r}; create it, or correct the option stream"
-                raise NotUsable(text) from None
-            if error.code == CONSUMER_NOT_FOUND:
-                text = f"there is no consumer {name!r} of stream {stream!r}; create it, or correct the option durable"
-                raise NotUsable(text) from None
-            raise NotUsable(f"consumer {name!r} of stream {stream!r}: {error}") from None
-        if config.get("deliver_subject"):
-            raise NotUsable(f"the consumer {name!r} is a push consumer; name another one in durable")
-        if config.get("ack_policy") != "explicit":
-            raise NotUsable(f"the consumer {name!r} must have ack_policy explicit; name another one in durable")
-        if (deliveries := config.get("max_deliver", -1)) > 0:
-            text = f"the consumer {name!r} has max_deliver {deliveries}, after which messages are lost; set it to -1"
-            raise NotUsable(text)
-        if config.get("headers_only"):
-            text = f"the consumer {name!r} delivers no bodies, because headers_only is set; name another one in durable"
-            raise NotUsable(text)
+            raise NotUsable(f"{place}: {error}; correct the options stream and durable") from None
+        if config.get("ack_policy") != "explicit" or config.get("max_deliver", -1) > 0 or config.get("headers_only"):
+            text = "loses messages: it must have ack_policy explicit, max_deliver -1, and no headers_only"
+            raise NotUsable(f"{place} {text}")
         ack_wait: float = config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS
         return ack_wait
 
@@ -101,7 +79,7 @@ class Api:
         found = await self._ask(f"CONSUMER.INFO.{place}")
         if "config" not in found:
             # While a consumer is being deleted, the response has neither its information nor an error.
-            raise NoAnswer("JetStream: consumer not found", CONSUMER_NOT_FOUND)
+            raise NoAnswer("JetStream: consumer not found")
         return found
 
     async def _ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -120,6 +98,5 @@ class Api:
             raise NoAnswer(f"JetStream {reason}: {subject}") from None
         problem = response.get("error")
         if problem is not None:
-            code = problem.get("err_code", 0)
-            raise NoAnswer(f"JetStream: {problem.get('description')} (error {code})", code)
+            raise NoAnswer(f"JetStream: {problem.get('description')} (error {problem.get('err_code', 0)})")
         return response
