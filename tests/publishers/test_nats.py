@@ -75,11 +75,12 @@ def test_copies_of_a_message_for_several_subjects_of_a_stream_are_all_stored(nat
     assert [each.subject for each in nats.take(stream)] == [f"{stream}.orders", f"{stream}.audit"]
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("size", [1, 3])
 def test_a_batch_beyond_the_window_is_delivered(nats: Nats, make_jetstream: MakeJetStream, size: int):
-    stream = nats.stream()
+    stream, publisher = nats.stream(), make_jetstream()
+    publisher.max_in_flight = size
     messages = [make_message(stream, b"%d" % n) for n in range(50)]
-    assert make_jetstream(max_in_flight=size).publish(messages) == [ACCEPTED] * 50
+    assert publisher.publish(messages) == [ACCEPTED] * 50
     assert [each.data for each in nats.take(stream)] == [each.payload for each in messages]
 
 
@@ -123,12 +124,10 @@ UNENCODABLE = {
     "name": ({"headers": {"a b": "c"}}, "nats.unencodable", "printable ASCII without colon or space"),
     "surrogate": ({"headers": {"a": "\udcff"}}, "nats.unencodable", "text that UTF-8 cannot represent"),
     "headers": ({"headers": {"a": "b" * 66_000}}, "nats.too_large", "the limit of JetStream is 65,535"),
-    "space": ({"topic": "a b"}, "nats.invalid_subject", "whitespace"),
-    "empty token": ({"topic": "a..b"}, "nats.invalid_subject", "an empty token"),
-    "star": ({"topic": "a.*"}, "nats.invalid_subject", "a wildcard"),
-    "greater": ({"topic": "a.>"}, "nats.invalid_subject", "a wildcard"),
-    "api": ({"topic": "$JS.API.STREAM.DELETE.orders"}, "nats.invalid_subject", "NATS itself serves requests"),
-    "long": ({"topic": "a" * 2049}, "nats.invalid_subject", "longer than 2,048 bytes"),
+    **{
+        subject[:9]: ({"topic": subject}, "nats.invalid_subject", "a subject has up to 2,048 bytes, no whitespace")
+        for subject in ("a b", "a..b", "a.*", "a.>", "$JS.API.STREAM.DELETE.orders", "a" * 2049)
+    },
 }
 
 
@@ -170,7 +169,8 @@ def test_a_stream_that_confirms_nothing_is_set_aside_and_others_are_delivered(
     nats: Nats, make_jetstream: MakeJetStream
 ):
     silent, stream = nats.stream(no_ack=True), nats.stream()
-    publisher = make_jetstream(timeout=6.0, max_in_flight=2)
+    publisher = make_jetstream(timeout=6.0)
+    publisher.max_in_flight = 2
     messages = [make_message(topic) for topic in (silent, silent, silent, stream, stream)]
     outcomes = publisher.publish(messages)
     assert [summary(outcome) for outcome in outcomes[:3]] == [waiting("nats.stalled")] * 3
@@ -237,14 +237,7 @@ def test_a_message_beyond_the_limit_of_the_stream_is_rejected(nats: Nats, make_j
     stream = nats.stream(max_msg_size=600)
     outcomes = make_jetstream().publish([make_message(stream, b"1" * 600), make_message(stream)])
     assert summary(outcomes[0]) == rejected("nats.too_large")
-    assert "raise the stream's max_msg_size" in outcomes[0].error
     assert outcomes[1] is ACCEPTED
-
-
-def test_a_sealed_stream_rejects(nats: Nats, make_jetstream: MakeJetStream):
-    stream = nats.stream()
-    nats.seal(stream)
-    assert summary(only(make_jetstream().publish([make_message(stream)]))) == rejected("nats.sealed")
 
 
 # What cannot be provoked on one server
@@ -267,13 +260,11 @@ def response(code: int, err_code: int, text: str = "text") -> bytes:
 
 RESPONSES = {
     "no storage": (response(503, 10023), waiting("nats.no_resources")),
-    "account limits": (response(400, 10002), waiting("nats.no_resources")),
     "no leader": (response(503, 10008), waiting("nats.unavailable")),
-    "too many requests": (response(429, 10167), waiting("nats.busy")),
-    "duplicate in process": (response(409, 10158), waiting("nats.busy")),
     "too large for the store": (response(503, 10077, "message too large"), rejected("nats.too_large")),
     "store failed": (response(503, 10077, "disk"), (OutcomeKind.DEFERRED, "nats.refused", True)),
     "wrong stream": (response(400, 10060), rejected("nats.wrong_stream")),
+    "sealed": (response(400, 10109), rejected("nats.sealed")),
     "unknown": (response(500, 99_999), (OutcomeKind.DEFERRED, "nats.refused", True)),
 }
 

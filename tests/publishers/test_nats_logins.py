@@ -117,37 +117,19 @@ def test_a_user_who_may_not_subscribe_to_the_inbox_gets_the_remedy(guarded: Nats
 # TLS
 
 
-@pytest.fixture(scope="module")
-def tls_server(certificates: dict[str, Path]) -> Iterator[NatsServer]:
-    """A server that demands TLS and a client's certificate."""
-    server, key = certificates["broker.pem"], certificates["broker.key"]
-    with NatsServer(
-        f'tls {{ cert_file: "{server}", key_file: "{key}", ca_file: "{server}", verify: true }}'
-    ) as running:
-        yield running
-
-
-def test_tls_with_a_trusted_certificate(
-    tls_server: NatsServer, certificates: dict[str, Path], make_jetstream: MakeJetStream
+def test_a_server_that_asks_for_a_certificate_is_used_only_if_its_own_is_trusted(
+    certificates: dict[str, Path], make_jetstream: MakeJetStream
 ):
-    files = {
-        "cafile": str(certificates["broker.pem"]),
-        "certfile": str(certificates["broker.pem"]),
-        "keyfile": str(certificates["broker.key"]),
-    }
-    publisher = make_jetstream(f"tls://127.0.0.1:{tls_server.port}", ssl=files)
-    assert publisher.prepare() == ""
-    (outcome,) = publisher.publish([make_message("outbox-test-none")])
-    assert outcome.error_class == "nats.no_stream"
-
-
-def test_a_certificate_that_is_not_trusted_is_an_error(
-    tls_server: NatsServer, certificates: dict[str, Path], make_jetstream: MakeJetStream
-):
-    files = {"cafile": str(certificates["stranger.pem"])}
-    error = make_jetstream(f"tls://127.0.0.1:{tls_server.port}", ssl=files).prepare()
-    assert "the server's TLS certificate is refused" in error
-    assert "check cafile in the option ssl" in error
+    own, key = str(certificates["broker.pem"]), str(certificates["broker.key"])
+    files = {"cafile": own, "certfile": own, "keyfile": key}
+    with NatsServer(f'tls {{ cert_file: "{own}", key_file: "{key}", ca_file: "{own}", verify: true }}') as server:
+        url = f"tls://127.0.0.1:{server.port}"
+        publisher = make_jetstream(url, ssl=files)
+        (outcome,) = publisher.publish([make_message("outbox-test-none")])
+        assert outcome.error_class == "nats.no_stream"
+        error = make_jetstream(url, ssl={**files, "cafile": str(certificates["stranger.pem"])}).prepare()
+        assert "the server's TLS certificate is refused" in error
+        assert "check cafile in the option ssl" in error
 
 
 def test_a_url_with_tls_never_connects_without_it(make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture):

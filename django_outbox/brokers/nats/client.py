@@ -20,9 +20,6 @@ from nats.protocol import parser
 from django_outbox.brokers.nats.errors import denied_subject
 from django_outbox.brokers.nats.options import NatsOptions, Server, read_credentials
 
-MAX_DENIED = 100
-"""Maximum number of subjects that are remembered because the user may not publish to them."""
-
 CLOSE_TIMEOUT = 1.0
 """Seconds that nats-py has to end its tasks."""
 
@@ -148,8 +145,8 @@ class JetStreamClient(NatsClient):
     async def _handle_error(self, error: Exception) -> None:
         if self._is_open:
             denied = denied_subject(error)
-            if denied is not None:
-                self._denied = {*list(self._denied)[-MAX_DENIED:], denied}
+            if denied is not None and denied.startswith("$js.api."):
+                self._denied.add(denied)
             self._on_error(error)
         elif self.is_connected:
             self._first_error = error

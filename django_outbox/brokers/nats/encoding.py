@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.consumer import Incoming
-from django_outbox.brokers.nats.options import NANOSECONDS, explain_invalid_subject
+from django_outbox.brokers.nats.options import NANOSECONDS, SUBJECT_RULES, is_subject
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import FIELDS, own_headers, text_headers
 from django_outbox.messages import Message
@@ -100,13 +100,9 @@ def encode_hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) ->
 # There are usually few of them.
 @lru_cache(maxsize=1000)
 def _encode_subject(subject: str) -> bytes:
-    if reason := explain_invalid_subject(subject):
-        raise Unencodable(f"its subject {subject!r} is invalid: {reason}", "invalid_subject")
-    try:
-        return subject.encode()
-    except UnicodeEncodeError:
-        reason = f"its subject {subject!r} has a lone surrogate, which cannot be encoded in UTF-8"
-        raise Unencodable(reason, "invalid_subject") from None
+    if not is_subject(subject):
+        raise Unencodable(f"its subject is {subject!r}; {SUBJECT_RULES}", "invalid_subject")
+    return subject.encode()
 
 
 @lru_cache(maxsize=1000)

@@ -6,7 +6,6 @@ of August 2026); `server/stream.go` and `server/jetstream_cluster.go` show which
 
 import json
 import re
-from typing import NamedTuple
 
 from nats import errors
 
@@ -21,22 +20,17 @@ _DENIED = re.compile(r'permissions violation for publish to "(.+?)"')
 _REMEDIES = (
     ("permissions violation for subscription", "permit the user to subscribe to it, or set inbox_prefix"),
     ("authorization violation", "check user, password or token in servers, or the option credentials"),
-    ("authentication expired", "renew the credentials"),
-    ("authentication revoked", "renew the credentials"),
-    ("authentication timeout", "the server is busy, or its authorization timeout is too short"),
-    ("maximum connections exceeded", "raise the server's max_connections"),
-    ("maximum account active connections exceeded", "raise the account's limit of connections"),
 )
 """Parts of the errors that a server sends, in lower case, and the remedy."""
 
-FULL_WAIT = 5.0
-"""Seconds that a message waits if its stream is full, or has no storage left."""
+REFUSED_WAIT = 5.0
+"""Seconds that a message waits if its stream refuses it for a cause outside of it, such as a limit."""
 
 BUSY_WAIT = 2.0
-"""Seconds that a message waits if its stream has no leader, or has too much to do."""
+"""Seconds that a message waits if its stream has no leader, or confirms nothing."""
 
 STORE_FAILED = 10077
-"""JSStreamStoreFailedF: the text comes from an error in `server/store.go`."""
+"""JSStreamStoreFailedF: the text is an error of the store, `server/store.go`."""
 
 NO_RESPONDERS = b"NATS/1.0 503"
 """The beginning of the headers with which the server responds if no stream, and no other subscriber, has the
@@ -70,57 +64,34 @@ def denied_subject(error: BaseException) -> str | None:
     return found[1] if found else None
 
 
-class _Response(NamedTuple):
-    """The meaning of an error code of JetStream.
-
-    Args:
-        wait: seconds that the message waits for a cause outside of it; None if it is rejected.
-    """
-
-    error_class: str
-    remedy: str = ""
-    wait: float | None = None
-
-
-_TOO_LARGE = _Response("too_large", "raise the stream's max_msg_size, or the server's max_payload")
-_NO_STORAGE = _Response("no_resources", "give the server more storage", FULL_WAIT)
-_CHANGING = _Response("unavailable", wait=BUSY_WAIT)
-_NOT_ENABLED = _Response("unavailable", wait=FULL_WAIT)
-_BUSY = _Response("busy", wait=BUSY_WAIT)
-
-_RESPONSES = {
-    # The message, or the configuration, so another attempt would get the same response.
-    10054: _TOO_LARGE,  # JSStreamMessageExceedsMaximumErr
-    10097: _Response("too_large", "the headers are too large"),  # JSStreamHeaderExceedsMaximumErr
-    10060: _Response("wrong_stream", "correct the header Nats-Expected-Stream"),  # JSStreamNotMatchErr
-    10109: _Response("sealed", "publish to another stream"),  # JSStreamSealedErr
-    # Storage errors, which are not about the message.
-    10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),
-    10023: _NO_STORAGE,  # JSInsufficientResourcesErr
-    10028: _Response("no_resources", "give the server more memory", FULL_WAIT),  # JSMemoryResourcesExceededErr
-    10047: _NO_STORAGE,  # JSStorageResourcesExceededErr
-    # The cluster is changing, or the stream has too much to do.
-    10008: _CHANGING,  # JSClusterNotAvailErr
-    10009: _CHANGING,  # JSClusterNotLeaderErr
-    10039: _NOT_ENABLED,  # JSNotEnabledForAccountErr
-    10076: _NOT_ENABLED,  # JSNotEnabledErr
-    10118: _CHANGING,  # JSStreamOfflineErr
-    10163: _CHANGING,  # JSStreamExpectedLastSeqPerSubjectNotReady
-    10194: _NOT_ENABLED,  # JSStreamOfflineReasonErrF
-    10167: _BUSY,  # JSStreamTooManyRequests
-    # An earlier attempt is being stored.
-    10158: _BUSY,  # JSStreamDuplicateMessageConflict
+_REJECTED: dict[int | str, str] = {
+    10054: "too_large",  # JSStreamMessageExceedsMaximumErr
+    10097: "too_large",  # JSStreamHeaderExceedsMaximumErr
+    "message too large": "too_large",
+    10060: "wrong_stream",  # JSStreamNotMatchErr
+    10109: "sealed",  # JSStreamSealedErr
 }
+"""Errors that another attempt would get as well, by their code or the text from the store, and the outcome's class."""
 
-
-_FULL = _Response("stream_full", "raise the stream's limits, or let its consumers catch up", FULL_WAIT)
-
-_STORE_ERRORS = {
-    "maximum messages exceeded": _FULL,
-    "maximum bytes exceeded": _FULL,
-    "maximum messages per subject exceeded": _FULL,
-    "message too large": _TOO_LARGE,
+_SET_ASIDE: dict[int | str, str] = {
+    "maximum messages exceeded": "stream_full",
+    "maximum bytes exceeded": "stream_full",
+    "maximum messages per subject exceeded": "stream_full",
+    10002: "no_resources",  # JSAccountResourcesExceededErr
+    10023: "no_resources",  # JSInsufficientResourcesErr
+    10028: "no_resources",  # JSMemoryResourcesExceededErr
+    10047: "no_resources",  # JSStorageResourcesExceededErr
+    10008: "unavailable",  # JSClusterNotAvailErr
+    10009: "unavailable",  # JSClusterNotLeaderErr
+    10039: "unavailable",  # JSNotEnabledForAccountErr
+    10076: "unavailable",  # JSNotEnabledErr
+    10118: "unavailable",  # JSStreamOfflineErr
+    10158: "unavailable",  # JSStreamDuplicateMessageConflict: an earlier attempt is being stored
+    10163: "unavailable",  # JSStreamExpectedLastSeqPerSubjectNotReady
+    10167: "unavailable",  # JSStreamTooManyRequests
+    10194: "unavailable",  # JSStreamOfflineReasonErrF
 }
+"""Errors with a cause outside of the message."""
 
 
 def read_response(data: bytes) -> Outcome | None:
@@ -141,13 +112,10 @@ def read_response(data: bytes) -> Outcome | None:
 
 
 def _read_error(status: int, code: int, text: str) -> Outcome:
-    meaning = _STORE_ERRORS.get(text) if code == STORE_FAILED else _RESPONSES.get(code)
+    found = text if code == STORE_FAILED else code
     shown = f"JetStream refused the message: {text} (code {status}, error {code})"
-    if meaning is None:
-        return retry_later(shown, error_class="nats.refused")
-    if meaning.remedy:
-        shown = f"{shown}; {meaning.remedy}"
-    error_class = f"nats.{meaning.error_class}"
-    if meaning.wait is None:
-        return rejected(shown, error_class=error_class)
-    return set_aside(shown, meaning.wait, error_class=error_class)
+    if found in _REJECTED:
+        return rejected(shown, error_class=f"nats.{_REJECTED[found]}")
+    if found in _SET_ASIDE:
+        return set_aside(shown, REFUSED_WAIT, error_class=f"nats.{_SET_ASIDE[found]}")
+    return retry_later(shown, error_class="nats.refused")

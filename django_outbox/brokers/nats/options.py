@@ -30,6 +30,11 @@ MAX_SUBJECT_BYTES = 2048
 """Maximum bytes of a subject in UTF-8. The server closes the connection if the line that announces a message exceeds
 its `max_control_line`, which is 4096 bytes by default, and has to hold the reply subject too."""
 
+SUBJECT_RULES = (
+    f"a subject has up to {MAX_SUBJECT_BYTES:,} bytes, no whitespace, control characters, wildcards or empty tokens, "
+    "and does not begin with $JS or $SYS, where NATS itself serves requests"
+)
+
 NANOSECONDS = 1_000_000_000
 """JetStream's API states times in nanoseconds."""
 
@@ -88,7 +93,7 @@ class NatsOptions:
                 raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
             read_credentials(path)
         prefix: object = self.inbox_prefix
-        if not isinstance(prefix, str) or explain_invalid_subject(prefix):
+        if not isinstance(prefix, str) or not is_subject(prefix):
             raise ImproperlyConfigured(f"inbox_prefix is {prefix!r}; it must be a subject such as '_INBOX'.")
         self.tls = None if self.ssl is None else read_ssl(self.ssl)
         if self.tls is not None and not all(server.requires_tls for server in self.nodes):
@@ -108,27 +113,18 @@ def require_name(option: str, value: object) -> None:
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
 
 
-def explain_invalid_subject(subject: str) -> str:
-    """Return why a message cannot be published to a subject, or an empty string.
+def is_subject(text: str) -> bool:
+    """Return whether a message may be published to a subject: https://docs.nats.io/nats-concepts/subjects.
 
-    The rules are at https://docs.nats.io/nats-concepts/subjects; the server does not check all of them.
+    The server does not check all of it.
     """
-    tokens = subject.split(".")
-    if not subject:
-        reason = "it is blank"
-    elif WHITESPACE_OR_CONTROL.search(subject):
-        reason = "it contains whitespace or a control character"
-    elif "" in tokens:
-        reason = "it has an empty token: a dot at its beginning or end, or two dots in a row"
-    elif "*" in tokens or ">" in tokens:
-        reason = "it has a wildcard (* or >), which is only for subscribers"
-    elif tokens[0] in SYSTEM_TOKENS:
-        reason = f"it begins with {tokens[0]}, where NATS itself serves requests"
-    elif len(subject.encode("utf-8", "replace")) > MAX_SUBJECT_BYTES:
-        reason = f"it is longer than {MAX_SUBJECT_BYTES:,} bytes"
-    else:
-        reason = ""
-    return reason
+    tokens = text.split(".")
+    return (
+        not WHITESPACE_OR_CONTROL.search(text)
+        and not {"", "*", ">"}.intersection(tokens)
+        and tokens[0] not in SYSTEM_TOKENS
+        and len(text.encode("utf-8", "replace")) <= MAX_SUBJECT_BYTES
+    )
 
 
 def read_credentials(path: str) -> dict[str, Any]:

@@ -10,18 +10,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
-from django_outbox.brokers.nats.options import NatsOptions, explain_invalid_subject
+from django_outbox.brokers.nats.options import SUBJECT_RULES, NatsOptions, is_subject
 from django_outbox.brokers.nats.publisher_connection import NatsCall, NatsPublisherConnection
-from django_outbox.brokers.options import Template, require_number
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.threads import after_fork
 
 EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)
 """A message with which the option `subject` must be a valid subject."""
-
-MAX_IN_FLIGHT = 10_000
-"""Maximum number of messages in flight. NATS 2.11 refuses more for one stream (`max_buffered_msgs`)."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -53,7 +50,6 @@ class JetStreamPublisher(NatsOptions, Publisher):
         source: the `source` of CloudEvents, a URI reference such as `/shop`.
         timeout: seconds for connecting, all servers together, and for a batch to be confirmed. At most a day.
         connect_timeout: seconds for connecting to one server; at most its share of `timeout`.
-        max_in_flight: maximum number of messages that were sent and are not confirmed, from 1 to 10,000.
 
     Raises:
         ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a
@@ -70,16 +66,17 @@ class JetStreamPublisher(NatsOptions, Publisher):
     subject: str = "{topic}"
     format: Literal["plain", "cloudevents"] = "plain"
     source: str = ""
-    max_in_flight: int = 1000
+    max_in_flight: int = field(init=False, default=1000)
+    """Maximum number of messages that were sent and are not confirmed. NATS refuses more than 10,000 for one stream
+    (`max_buffered_msgs`)."""
     _connection: NatsPublisherConnection | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("max_in_flight", self.max_in_flight, 1, MAX_IN_FLIGHT)
         validate_format(self.format, self.source)
         self._subject = Template("subject", self.subject)
-        if reason := explain_invalid_subject(self._subject.render(EXAMPLE)):
-            raise ImproperlyConfigured(f"subject is {self.subject!r}: {reason}.")
+        if not is_subject(self._subject.render(EXAMPLE)):
+            raise ImproperlyConfigured(f"subject is {self.subject!r}; {SUBJECT_RULES}.")
         encoder = NatsEncoder(subject=self._subject, format=self.format, source=self.source)
         self._encode = encoder.encode
         self._lock = threading.Lock()

@@ -90,11 +90,6 @@ class Nats:
         """Do not delete the streams that were created so far."""
         self._streams.clear()
 
-    def seal(self, stream: str) -> None:
-        """Let a stream take no more messages."""
-        info = self.run(lambda: self.js.stream_info(stream))
-        self.run(lambda: self.js.update_stream(info.config.evolve(sealed=True)))
-
     def delete(self, stream: str) -> None:
         """Delete a stream."""
         self.run(lambda: self.js.delete_stream(stream))
