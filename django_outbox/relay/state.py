@@ -277,7 +277,7 @@ class RelayState:
             pauses=self.pauses.for_schema(),
             handler_locks={alias: HandlerLock() for alias in self.handlers},
             refusals={alias: Refusals(limits.refused_wait) for alias in aliases},
-            wake_ups=WakeUps(),
+            wake_ups=WakeUps(self.service),
             schema=schema,
         )
 
@@ -298,16 +298,6 @@ class RelayState:
             return state
         since = crash.since.timestamp()
         return {**state, "state": "crashed", "reason": crash.reason, "since": since, "crashes": crash.crashes}
-
-    def wait_for_work(self, wake_ups: Set[str], seconds: float) -> bool:
-        """Wait for a wake-up with one of these names, or until the relay is stopping; return whether there was one."""
-        # Not until a time: tests of projects may freeze the clock.
-        while not self.service.stopping and seconds > 0:
-            part = min(seconds, self.limits.stop_delay)
-            if self.wake_ups.wait(wake_ups, part):
-                return True
-            seconds -= part
-        return False
 
     def name_worker(self, publisher_alias: str) -> str:
         """Return the name of a publisher's workers for the log."""

@@ -1,6 +1,7 @@
 """Wake-ups: idle workers wait for work of their publisher; PostgreSQL notifies the relay of it."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from django.db import connections
 
 from django_outbox.conf import get_settings
 from django_outbox.relay.limits import LIMITS, Limits
+from django_outbox.service.state import ServiceState
 from django_outbox.stores import get_store
 from django_outbox.stores.notifications import listen
 from django_outbox.utils.logs import logger
@@ -17,27 +19,39 @@ from django_outbox.utils.threads import in_background, own_connection
 
 
 class WakeUps:
-    """Lets idle workers of a relay wait until there is work for their publisher."""
+    """Lets idle workers of a relay wait until there is work for their publisher, or until the relay is stopping."""
 
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
         self._awake: set[str] = set()
+        self._polled_at: dict[frozenset[str], float] = {}
 
     def wake(self, names: Iterable[str]) -> None:
         """Wake one worker for each name, which mostly is a publisher: one that waits, or else the next to wait."""
-        with self._condition:
+        with self._service.changed:
             self._awake.update(names)
-            self._condition.notify_all()
+            self._service.changed.notify_all()
 
     def hear(self, publisher_aliases: Set[str], notified: Set[tuple[str, str]] | None) -> None:
         """Wake a worker of each of these publishers that was notified; None means all."""
         self.wake(publisher_aliases if notified is None else publisher_aliases & {alias for _, alias in notified})
 
-    def wait(self, names: Set[str], seconds: float) -> bool:
-        """Wait at most this long, and return whether there was a wake-up with one of these names."""
-        with self._condition:
-            woken = self._condition.wait_for(lambda: not self._awake.isdisjoint(names), seconds)
+    def wait(self, names: frozenset[str], seconds: float) -> bool:
+        """Wait at most this long, and return whether there was a wake-up with one of these names.
+
+        Workers with the same names poll in turn: the time counts from the last one of them that waited in vain.
+        """
+        service, left, polled_at = self._service, seconds, self._polled_at.get(names, 0.0)
+        with service.changed:
+            while not service.changed.wait_for(lambda: service.stopping or not self._awake.isdisjoint(names), left):
+                if self._polled_at.get(names, 0.0) <= polled_at:
+                    break
+                polled_at = self._polled_at[names]
+                left = polled_at + seconds - time.monotonic()
+            woken = not self._awake.isdisjoint(names)
             self._awake -= names
+            if names and not woken:
+                self._polled_at[names] = time.monotonic()
         return woken
 
 

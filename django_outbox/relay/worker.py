@@ -110,7 +110,7 @@ class Worker:
         """Wait; after an empty claim, only until there is work."""
         if not self._empty_claims:
             self._state.service.pause(seconds)
-        elif self._state.wait_for_work(self.source.wake_ups, seconds):
+        elif self._state.wake_ups.wait(self.source.wake_ups, seconds):
             # Messages committed right after this wake-up may cause no other one, so look again soon.
             self._empty_claims = 0
         if seconds >= self._limits.check_connection_after:

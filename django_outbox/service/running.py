@@ -27,9 +27,12 @@ def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: S
     try:
         for work in works:
             threads.start(own_connection(state.using)(work), name=f"outbox-{service}")
-        threads.wait()
+        while not threads.wait(state.limits.stop_delay):
+            if state.stopping:
+                state.stop()
     except BaseException:
-        state.stopping = state.abandoned = True
+        state.abandoned = True
+        state.stop()
         state.abandoned = not threads.wait(patience)
         if state.abandoned:
             logger.warning(

@@ -1,5 +1,6 @@
 """The state that the threads of a relay or an inbox share, and the waits and limits of both."""
 
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ class ServiceState:
         stopping: whether the process is stopping. It is a plain attribute because a signal handler may set it: an
             `Event` has a lock, which the interrupted thread may hold.
         abandoned: whether threads may still be at work, because they were not finished in time.
+        changed: notified when the process is stopping, so that a thread that waits need not look.
     """
 
     using: str
@@ -50,6 +52,7 @@ class ServiceState:
     outages: Outages = field(default_factory=Outages)
     stopping: bool = False
     abandoned: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
     def database_subject(self) -> str:
@@ -61,6 +64,12 @@ class ServiceState:
         if self.stopping:
             return "stopping"
         return ", ".join(f"{outage.name} {outage.state}" for outage in self.outages.current)
+
+    def stop(self) -> None:
+        """Let all threads stop. Not for a signal handler, which only sets `stopping`."""
+        self.stopping = True
+        with self.changed:
+            self.changed.notify_all()
 
     def pause(self, seconds: float) -> None:
         """Wait; return early if the process is stopping."""

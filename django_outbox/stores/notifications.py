@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Collection, Generator, Iterator
 from contextlib import closing
+from selectors import EVENT_READ, DefaultSelector
 
 from django_outbox.stores.base import Store
 
@@ -47,11 +48,14 @@ def listen(store: Store, seconds: float, channel: str = "") -> Iterator[set[tupl
     # A listening session is always idle.
     store.execute("SET idle_session_timeout TO 0")
     yield None
-    while True:
-        with connection.wrap_database_errors:
-            notifications = connection.connection.notifies(timeout=seconds, stop_after=1)
-            heard = {(notification.channel, notification.payload) for notification in notifications}
-        yield heard
+    # psycopg's own wait wakes up ten times a second.
+    with DefaultSelector() as selector:
+        selector.register(connection.connection, EVENT_READ)
+        while True:
+            with connection.wrap_database_errors:
+                heard = {(each.channel, each.payload) for each in connection.connection.notifies(timeout=0)}
+            yield heard
+            selector.select(seconds)
 
 
 def _receives_notifications(store: Store, channel: str, seconds: float) -> Generator[set[tuple[str, str]], None, bool]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -23,6 +24,7 @@ from django_outbox.enqueueing import writing
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.service.state import ServiceState
 from django_outbox.stores.notifications import notify
 from tests.conftest import ALIASES
 from tests.support.messages import Clock, write
@@ -34,6 +36,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}, "NOTIFY": True}
+DEFAULT = frozenset(["default"])
 
 
 @pytest.fixture(autouse=True)
@@ -140,18 +143,48 @@ class TestNotifying:
 
 
 class TestIdleWaits:
-    def test_a_wake_up_before_the_wait_ends_it_at_once(self):
-        waiting = WakeUps()
-        waiting.wake(["default"])
-        assert waiting.wait({"default"}, 60)
-        assert not waiting.wait({"default"}, 0)
+    @pytest.fixture
+    def service(self) -> ServiceState:
+        return ServiceState("default", QUICK)
 
-    def test_a_wake_up_is_for_one_worker_of_the_publisher_that_is_named(self):
-        waiting = WakeUps()
-        waiting.wake(["other"])
-        assert not waiting.wait({"default"}, 0)
+    @pytest.fixture
+    def waiting(self, service: ServiceState) -> WakeUps:
+        return WakeUps(service)
+
+    def test_a_wake_up_before_the_wait_ends_it_at_once(self, waiting: WakeUps):
         waiting.wake(["default"])
-        assert sorted(waiting.wait({"default"}, 0) for _ in range(2)) == [False, True]
+        assert waiting.wait(DEFAULT, 60)
+        assert not waiting.wait(DEFAULT, 0)
+
+    def test_a_wake_up_is_for_one_worker_of_the_publisher_that_is_named(self, waiting: WakeUps):
+        waiting.wake(["other"])
+        assert not waiting.wait(DEFAULT, 0)
+        waiting.wake(["default"])
+        assert sorted(waiting.wait(DEFAULT, 0) for _ in range(2)) == [False, True]
+
+    def test_workers_of_a_publisher_poll_in_turn(self, waiting: WakeUps):
+        def poll(seconds: float) -> float:
+            assert not waiting.wait(DEFAULT, seconds)
+            return time.monotonic()
+
+        with ThreadPoolExecutor() as pool:
+            first, second = pool.map(poll, [0.2, 0.3])
+        assert second - first >= 0.29
+
+    def test_workers_of_different_publishers_poll_independently(self, waiting: WakeUps):
+        with ThreadPoolExecutor() as pool:
+            began = time.monotonic()
+            other = pool.submit(waiting.wait, frozenset(["other"]), 30)
+            assert not waiting.wait(DEFAULT, 0.2)
+            assert time.monotonic() - began < 10
+            waiting.wake(["other"])
+            assert other.result()
+
+    def test_it_ends_if_the_relay_is_stopping(self, service: ServiceState, waiting: WakeUps):
+        with ThreadPoolExecutor() as pool:
+            waits = [pool.submit(waiting.wait, DEFAULT, 60) for _ in range(2)]
+            service.stop()
+            assert [wait.result(timeout=30) for wait in waits] == [False, False]
 
 
 @pytest.fixture

@@ -300,7 +300,7 @@ class LogFollower:
         """Whether another worker had the log a moment ago."""
         return self._feed is None and time.monotonic() < self._stands_by_until
 
-    def add_wake_ups(self, names: Set[str]) -> Set[str]:
+    def add_wake_ups(self, names: frozenset[str]) -> frozenset[str]:
         """Return the names of the wake-ups of a worker with this log."""
         # A standby worker would take a wake-up from the worker that reads the log.
         return frozenset() if self.stands_by else names | {self._name}

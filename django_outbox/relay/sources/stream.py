@@ -192,7 +192,7 @@ class StreamReader:
             self._log.rewind()
 
     @property
-    def wake_ups(self) -> Set[str]:
+    def wake_ups(self) -> frozenset[str]:
         """The names of the wake-ups that end an idle wait of its worker."""
         names = frozenset([self._table.publisher_alias])
         return names if self._log is None else self._log.add_wake_ups(names)

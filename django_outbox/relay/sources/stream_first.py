@@ -97,7 +97,7 @@ class StreamFirst:
         return self.stream.longest_wait
 
     @property
-    def wake_ups(self) -> Set[str]:
+    def wake_ups(self) -> frozenset[str]:
         return self.stream.wake_ups
 
     def close(self) -> None:

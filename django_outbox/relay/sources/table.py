@@ -148,7 +148,7 @@ class TableSource:
         self._cursor.sweep_next()
 
     @property
-    def wake_ups(self) -> Set[str]:
+    def wake_ups(self) -> frozenset[str]:
         """The names of the wake-ups that end an idle wait of its worker."""
         return frozenset([self.publisher_alias])
 
