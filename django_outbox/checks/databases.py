@@ -9,12 +9,12 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
+from django.db.models import ManyToOneRel
 
 from django_outbox.checks.registration import TAG, registered
 from django_outbox.conf import get_settings, parse_settings
 from django_outbox.db.autovacuum import find_untuned_rows
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-from django_outbox.models.links import find_links
 from django_outbox.stores import find_store
 from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.mysql import MySQLStore
@@ -38,15 +38,19 @@ SERVER_SETTINGS = (
 @registered
 def check_links() -> Iterator[CheckMessage]:
     """Check that no foreign key of another model keeps messages from being deleted."""
-    for link in find_links():
-        yield Warning(
-            f"{link} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so a "
-            "message that a row refers to is never deleted. With a RETENTION of timedelta(0), it is kept as a "
-            "processed one.",
-            hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
-            "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
-            id="django_outbox.W033",
-        )
+    for relation in OutboxMessage._meta.get_fields(include_hidden=True):
+        if not isinstance(relation, ManyToOneRel):
+            continue
+        field: Any = relation.field
+        # Django 6.1 has the functions DB_CASCADE and DB_SET_NULL, which the database calls. A view has no constraint.
+        if field.db_constraint and field.model._meta.managed and not hasattr(relation.on_delete, "on_delete_sql"):
+            yield Error(
+                f"{field} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so "
+                "the database refuses to delete a message that a row refers to, and the purge stops there.",
+                hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
+                "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
+                id="django_outbox.E033",
+            )
 
 
 @register(TAG, deploy=True)

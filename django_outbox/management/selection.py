@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from operator import or_
-from typing import Any, ClassVar
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import F, Q
@@ -43,7 +43,6 @@ Groups = dict[tuple[str, str], Group]
 class SelectionCommand(OutboxCommand):
     """A command that changes the messages that its filters choose: failed ones, unless it offers `--processed`."""
 
-    or_else: ClassVar[str] = ""
     """Another reason for which messages may not be changed, besides having left their state."""
     read_size = 10_000
     """Number of rows that are read between two updates of the progress."""
@@ -157,7 +156,7 @@ class SelectionCommand(OutboxCommand):
                 self.record(messages.db, describe_filters(options), count=changed, reason=options["reason"])
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
-                reason = f"no longer {state}{self.or_else}"
+                reason = f"no longer {state}"
                 self.report(f"{counted(skipped, 'message')} {were} {reason} and {were} left alone.")
 
 

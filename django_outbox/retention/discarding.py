@@ -5,7 +5,6 @@ from django.db import router
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-from django_outbox.models.links import is_linked
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.retention.archive.storage import DISCARDED
 from django_outbox.stores.removal import FAILED, Page, Removal
@@ -13,8 +12,6 @@ from django_outbox.stores.removal import FAILED, Page, Removal
 
 def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
     """Delete the failed messages of a queryset and return how many were deleted; messages in other states stay.
-
-    So do messages that a foreign key of another model refers to, unless the database itself deletes or clears the key.
 
     If a message blocks its key, the messages behind it become available. With `OUTBOX["ARCHIVE"]`, the messages are
     archived before they are deleted, and `manage.py outbox_restore` brings them back. Each file has its own
@@ -29,7 +26,7 @@ def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
     """
     using: str = messages._db or router.db_for_write(OutboxMessage)  # type: ignore[attr-defined]
     config = get_settings().archive
-    failed = messages.using(using).failed().exclude(is_linked(using))
+    failed = messages.using(using).failed()
     if config is None:
         # It returns None for a queryset that Django knows to be empty.
         return failed._raw_delete(using) or 0

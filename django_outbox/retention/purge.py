@@ -14,16 +14,15 @@ from django.db.models import QuerySet
 from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import OutboxMessage, StreamPosition
-from django_outbox.models.links import find_linked, find_links, name_links
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.retention.archive.storage import PURGED
 from django_outbox.stores import get_store
 from django_outbox.stores.claiming import TimeCursor
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.removal import PROCESSED, Listed, Page, Removal, make_removal
+from django_outbox.stores.removal import PROCESSED, Page, Removal
 from django_outbox.stores.stream import Stream
 from django_outbox.utils.logs import logger
-from django_outbox.utils.text import counted, describe
+from django_outbox.utils.text import describe
 from django_outbox.utils.threads import in_background, own_connection
 
 __all__ = ["purge"]
@@ -50,9 +49,6 @@ def purge(
     on_progress: Callable[[int], None] = lambda deleted: None,
 ) -> int:
     """Delete processed messages older than the retention period. Pending and failed messages are never touched.
-
-    Messages that a foreign key of another model refers to are kept, unless the database itself deletes or clears the
-    key. Their number is logged.
 
     Each batch has its own transaction, and begins where the previous one ended. With `OUTBOX["ARCHIVE"]`, a batch is
     what fits into a file, and is archived before it is deleted.
@@ -144,30 +140,20 @@ def _purge(
         on_progress(total)
         if is_over():
             return total, False
-    links, linked, complete = find_links(using), 0, False
+    complete = False
     # Only the first batch may be a sweep.
     after = position.start()
     while not complete and not is_over():
-        if archive or links:
-            batch = _remove_unlinked(using, archive, seconds, after, batch_size)
+        if archive:
+            batch = _archive_old(using, archive, seconds, after)
         else:
             with _transaction(using):
                 found = get_store(connections[using]).purge(seconds, batch_size, after)
             batch = Removed(found.deleted, found.at, found.deleted < batch_size)
-        position.advance(batch.deleted + batch.linked, batch.at)
+        position.advance(batch.deleted, batch.at)
         total += batch.deleted
-        linked += batch.linked
         on_progress(total)
         after, complete = batch.at, batch.at_end
-    if linked:
-        logger.info(
-            "The purge kept %s because rows of %s refer to them.",
-            counted(linked, "message"),
-            name_links(using),
-            event="purge.linked",
-            database=using,
-            count=linked,
-        )
     return total, complete
 
 
@@ -185,29 +171,15 @@ def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool
             at = purged.at
 
 
-def _remove_unlinked(using: str, archive: ArchiveConfig | None, seconds: float, after: Any, batch_size: int) -> Removed:
-    """Delete a batch of old messages, archived first if there is an archive, and keep those that are linked."""
-    linked: list[Listed] = []
-
+def _archive_old(using: str, config: ArchiveConfig, seconds: float, after: Any) -> Removed:
     def listing(removal: Removal, limit: int, after: Any) -> Page:
-        page = removal.list_old(seconds, limit, after)
-        ids = find_linked(using, [row.id for row in page.rows])
-        linked.extend(row for row in page.rows if row.id in ids)
-        return page._replace(rows=[row for row in page.rows if row.id not in ids])
+        return removal.list_old(seconds, limit, after)
 
-    if archive is None:
-        removal = make_removal(get_store(connections[using]))
-        with removal.transaction(get_settings().claim_timeout):
-            rows, at, at_end = listing(removal, batch_size, after)
-            removed = Removed(removal.delete([row.id for row in rows], PROCESSED), at, at_end)
-    else:
-        try:
-            removed = remove(using, archive, listing, state=PROCESSED, reason=PURGED, after=after)
-        except Interfered:
-            # Another purge is at work on a database without row locks. It deletes the rest.
-            return Removed(0, after, at_end=True)
-    # A file that is full ends before the last row that was listed.
-    return removed._replace(linked=sum(removed.at is not None and row.at <= removed.at for row in linked))
+    try:
+        return remove(using, config, listing, state=PROCESSED, reason=PURGED, after=after)
+    except Interfered:
+        # Another purge is at work on a database without row locks. It deletes the rest.
+        return Removed(0, after, at_end=True)
 
 
 def purging(

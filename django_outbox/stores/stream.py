@@ -20,7 +20,6 @@ from django.db import IntegrityError
 from django_outbox.db.functions import SERVER, WRITER
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
-from django_outbox.models.links import find_linked
 from django_outbox.stores.base import SKIPPED
 from django_outbox.stores.claiming import Row
 from django_outbox.stores.postgresql import BATCH, FIND_SEQUENCE, PostgreSQLStore, array, visible
@@ -462,11 +461,9 @@ class Stream:
     def purge(self, older_than: float, limit: int, at: str, *, archive: bool) -> Purged:
         """Delete a batch of delivered messages that were enqueued more than that many seconds ago, the oldest first.
 
-        Messages that rows of other tables refer to become processed messages of the table.
-
         Args:
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
-            archive: whether all of them do, because they are archived from there.
+            archive: make them processed messages of the table instead, because they are archived from there.
         """
         position = self.find_position()
         # The numbers of another server say nothing about the messages of this one.
@@ -476,11 +473,9 @@ class Stream:
         end = Snapshot.read(position.passed).end
         rows = self._store.fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
         old = [id for id, _, is_old in rows if is_old]
-        kept = {*old} if archive else find_linked(self._store.connection.alias, old)
-        moved = self._store.execute(PROCESSED_TO_TABLE, [array(kept)]) if kept else 0
-        deleted = self._store.execute(PURGE, [array({*old} - kept)]) if {*old} - kept else 0
-        at_end = not moved + deleted or len(rows) < limit
-        return Purged(deleted, None if at_end else rows[-1][1])
+        changed = self._store.execute(PROCESSED_TO_TABLE if archive else PURGE, [array(old)]) if old else 0
+        at_end = not changed or len(rows) < limit
+        return Purged(0 if archive else changed, None if at_end else rows[-1][1])
 
     # After a restore.
 

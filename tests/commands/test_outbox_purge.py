@@ -14,6 +14,9 @@ from django_outbox.management.commands import outbox_purge
 from django_outbox.models import Status
 from tests.conftest import ALIASES
 from tests.support.admin.tools import put, statuses
+from tests.support.archives import failed, processed
+from tests.support.links import linked_by_sql
+from tests.support.messages import rows
 from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -98,5 +101,14 @@ def test_without_a_retention_it_asks_for_a_number_of_days():
 def test_a_retention_of_centuries_deletes_nothing(using: str):
     put(Status.PROCESSED, using=using, age=8 * DAY)
     with override_settings(OUTBOX={**OUTBOX, "RETENTION": datetime.timedelta(days=999_999)}):
-        assert run(using, "--dry-run").startswith("No processed message to delete is older than 36,500 d.")
+        assert run(using, "--dry-run").startswith("No processed message is older than 36,500 d.")
         assert run(using) == "0 messages deleted.\n"
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("command", [["outbox_purge"], ["outbox_discard", "--all"]])
+def test_a_foreign_key_to_messages_is_reported_without_a_traceback(using: str, command: list[str]):
+    ids = [*processed(using, 2), *failed(using, 2)]
+    with linked_by_sql(using, [ids[0], ids[2]]), pytest.raises(CommandError, match=r"refused the change.*IntegrityErr"):
+        call_command(*command, "--database", using)
+    assert sorted(rows(using)) == ids

@@ -1,5 +1,7 @@
 """The system checks, each by its ID."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
-from tests.support.links import link_model
 from tests.support.publishers import Script
 
 TASKS = "django_outbox.contrib.django_tasks.OutboxBackend"
@@ -326,14 +327,27 @@ def test_e070_the_function_that_redacts_cannot_be_used(path: str):
     assert found({**outbox, "REDACT": "redact"}).keys() == {"django_outbox.E003"}
 
 
+@contextmanager
+def link_model(on_delete: Any = models.CASCADE, *, managed: bool = True, **options: Any) -> Iterator[None]:
+    """A model of an installed app with a foreign key to messages."""
+    meta = type("Meta", (), {"app_label": "contenttypes", "default_related_name": "+", "managed": managed})
+    key = models.ForeignKey(OutboxMessage, on_delete, **options)
+    type("Link", (models.Model,), {"__module__": __name__, "Meta": meta, "message": key})
+    try:
+        yield
+    finally:
+        del apps.all_models["contenttypes"]["link"]
+        apps.clear_cache()
+
+
 @pytest.mark.parametrize("on_delete", [models.CASCADE, models.SET_NULL, models.DO_NOTHING, models.PROTECT])
-def test_w033_a_foreign_key_keeps_messages_from_being_deleted(on_delete: Any):
+def test_e033_a_foreign_key_keeps_messages_from_being_deleted(on_delete: Any):
     with link_model(on_delete, null=True):
-        problem = only(found(publishers(BACKEND=SCRIPTED)), "W033")
+        problem = only(found(publishers(BACKEND=SCRIPTED)), "E033")
     assert problem.msg.startswith("contenttypes.Link.message is a foreign key to OutboxMessage.")
 
 
-def test_w033_is_silent_without_a_constraint_and_if_the_database_deletes():
+def test_e033_is_silent_without_a_constraint_and_if_the_database_deletes():
     for options in ({"db_constraint": False}, {"managed": False}):
         with link_model(**options):
             assert found(publishers(BACKEND=SCRIPTED)) == {}

@@ -20,7 +20,6 @@ class Command(SelectionCommand):
   manage.py outbox_discard --key order-7        let the rest of this key pass
   manage.py outbox_discard --error-class rabbitmq.unroutable --limit 1
 """
-    or_else = ", or other rows refer to them,"
 
     def describe_question(self, messages: str, state: Status) -> str:
         if get_settings().archive:

@@ -10,7 +10,6 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.management.arguments import days
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-from django_outbox.models.links import is_linked, name_links
 from django_outbox.retention.purge import MAX_AGE, purge
 from django_outbox.utils.text import counted, duration
 
@@ -48,14 +47,12 @@ class Command(OutboxCommand):
         messages = OutboxMessageQuerySet(OutboxMessage, using=database)
         old = messages.processed().filter(processed_at__lt=DatabaseNow() - age)
         if options["dry_run"] or self.is_asking(options):
-            found = self._count(old.exclude(is_linked(database)))
+            found = self._count(old)
             if not found:
-                self.report(f"No processed message to delete is older than {duration(age.total_seconds())}.")
-                self._report_linked(old)
+                self.report(f"No processed message is older than {duration(age.total_seconds())}.")
                 return
             if options["dry_run"]:
                 self.report(f"{found} older than {duration(age.total_seconds())} would be {done}.")
-                self._report_linked(old)
                 self.report("This is a dry run: nothing was changed.")
                 return
             if not self.confirm(f"{verb} {found.lower()} older than {duration(age.total_seconds())}?", options):
@@ -65,17 +62,12 @@ class Command(OutboxCommand):
         )
         self.show_progress("")
         self.report(f"{counted(deleted, 'message')} {done}.")
-        self._report_linked(old)
 
     def _count(self, messages: OutboxMessageQuerySet) -> str:
         count = messages[: self.count_limit + 1].count()
         if count > self.count_limit:
             return f"Over {self.count_limit:,} processed messages"
         return counted(count, "processed message") if count else ""
-
-    def _report_linked(self, old: OutboxMessageQuerySet) -> None:
-        if found := self._count(old.filter(is_linked(old.db))):
-            self.report(f"Kept, because rows of {name_links(old.db)} refer to them: {found.lower()}.")
 
 
 def _retention() -> datetime.timedelta:
