@@ -87,11 +87,6 @@ class Removal(abc.ABC):
         # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the archive.
         return self.store.transaction(max_seconds, transactional=True)
 
-    def keep_alive(self) -> None:
-        """Begin the idle time of the transaction again."""
-        if self.can_lock:
-            self.store.fetch("SELECT 1")
-
     def list_old(self, older_than: float, limit: int, after: Any) -> Page:
         """List and lock messages processed more than that many seconds ago, the oldest first.
 

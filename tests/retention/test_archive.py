@@ -228,20 +228,6 @@ def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
     assert archived(using) == ids
 
 
-@pytest.mark.parametrize("using", ["postgresql"])
-def test_a_storage_that_does_not_answer_is_given_up(
-    using: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, archive: Path
-):
-    ids = processed(using, 2)
-    monkeypatch.setattr(removing, "MAX_STORE_SECONDS", 0.0)
-    with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 1}), FailingStorage.failing("slow"):
-        with pytest.raises(ArchiveUnavailable, match=r"was not stored within .* Check the storage"):
-            purge(using=using)
-        eventually(lambda: not any(thread.name == "outbox-archive" for thread in threading.enumerate()))
-    assert sorted(rows(using)) == ids
-    assert purge(using=using) == 2
-
-
 # Other sessions
 
 

@@ -1,43 +1,36 @@
 """Archive messages and then delete them, one file in one transaction."""
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import connections, transaction
 
-from django_outbox.conf import ArchiveConfig, get_settings
-from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Manifest, Spool
+from django_outbox.conf import ArchiveConfig
+from django_outbox.retention.archive.storage import ArchiveStorage, Spool
 from django_outbox.stores import get_store
 from django_outbox.stores.removal import Listed, Page, Removal, make_removal
 from django_outbox.utils.logs import logger
-from django_outbox.utils.text import counted, duration
-from django_outbox.utils.threads import Threads, own_connection
+from django_outbox.utils.text import counted
 
 PAGE_SIZE = 1000
 """Number of rows that one statement lists or deletes."""
 
 MAX_STORE_SECONDS = 3600.0
-"""A storage that takes longer to store a file is treated as one that does not answer."""
+"""Seconds that a storage may take to store a file. After that, the database ends the transaction."""
 
 READ_BYTES = 4 * 1024 * 1024
 """Maximum bytes of the rows that are in memory at a time; one row is read however large it is."""
 
 
 class Removed(NamedTuple):
-    """The number of messages that were archived and deleted, and the place after them; `at_end` if none follows.
-
-    `linked` is the number of messages that are kept because rows of other tables refer to them.
-    """
+    """The number of messages that were archived and deleted, and the place after them; `at_end` if none follows."""
 
     deleted: int
     at: Any
     at_end: bool
-    linked: int = 0
 
 
 class Interfered(Exception):
@@ -66,11 +59,11 @@ def remove(
     """
     removal = make_removal(get_store(connections[using]))
     storage = ArchiveStorage(config.storage, using)
-    with removal.transaction(get_settings().claim_timeout), closing(Spool()) as spool:
+    with removal.transaction(MAX_STORE_SECONDS), closing(Spool()) as spool:
         filled = _fill(spool, removal, config, listing, after)
         if not spool.ids:
             return Removed(0, *filled)
-        manifest = _store(storage, spool, removal, reason=reason, by=by)
+        manifest = storage.store(spool, reason=reason, by=by)
         try:
             # Inside the locks' transaction this is a savepoint.
             with transaction.atomic(using=using):
@@ -79,7 +72,7 @@ def remove(
                 if deleted != len(spool.ids):
                     raise Interfered(f"{deleted:,} of {counted(len(spool.ids), 'message')} were left to delete")
         except Exception:
-            # Nothing was deleted, for example because the upload took longer than the database waits.
+            # Nothing was deleted, for example because the storage took longer than the database waits.
             storage.forget(manifest)
             raise
     logger.info(
@@ -113,33 +106,6 @@ def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listin
             after = part[-1].at
         after = place
     return after, at_end
-
-
-def _store(storage: ArchiveStorage, spool: Spool, removal: Removal, *, reason: str, by: str) -> Manifest:
-    """Store a file in another thread, while this one keeps the transaction alive.
-
-    The database ends idle transactions, and a storage may take longer than that limit.
-    """
-    stored: list[Manifest] = []
-
-    def work() -> None:
-        with own_connection(removal.connection.alias):
-            stored.append(storage.store(spool, reason=reason, by=by))
-
-    threads = Threads()
-    threads.start(work, name="outbox-archive")
-    deadline = time.monotonic() + MAX_STORE_SECONDS
-    while not threads.wait(get_settings().claim_timeout / 4):
-        if time.monotonic() >= deadline:
-            raise ArchiveUnavailable(
-                f"A file of the archive was not stored within {duration(MAX_STORE_SECONDS)}. {REMEDY}"
-            )
-        # If the transaction has ended, the deletion fails.
-        with suppress(DatabaseError, InterfaceError):
-            removal.keep_alive()
-    if threads.errors:
-        raise threads.errors[0]
-    return stored[0]
 
 
 def _first_within(rows: list[Listed], max_bytes: int) -> list[Listed]:
