@@ -21,10 +21,7 @@ from django_outbox.messages import Message
 PLAIN = "plain"
 CLOUDEVENTS = "cloudevents"
 FORMATS = (PLAIN, CLOUDEVENTS)
-"""Values of the option `format`. A broker with headers has the attributes of an event in them; AWS, around the payload.
-"""
-
-STRUCTURED_CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
+"""Values of the option `format`. The attributes of an event are headers."""
 
 EXTENSIONS = ("traceparent", "tracestate")
 """Headers that are attributes of the event, by the specification's extension for distributed tracing."""
@@ -89,12 +86,6 @@ def percent_encode(value: str) -> str:
     https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md#3132-http-header-values
     """
     return quote(value, _UNCHANGED)
-
-
-def structured(message: Message, source: str) -> bytes:
-    """Return a message's event as one JSON object, in which the bytes of the payload are unchanged."""
-    envelope: Mapping[str, str] = {**attributes(message, source), "datacontenttype": "application/json"}
-    return json.dumps(envelope, ensure_ascii=False).encode()[:-1] + b', "data": ' + message.payload + b"}"
 
 
 def read_text_message(

@@ -1,20 +1,17 @@
-"""The publishers for Amazon SQS and Amazon SNS, with the answers of AWS that decide what becomes of a message.
+"""The publisher for Amazon SQS, with the answers of AWS that decide what becomes of a message.
 
 moto and ElasticMQ stand for AWS (`tests.support.aws.server`). They do not throttle and seldom fail an entry, so these
 answers come from a server in front of moto (`tests.support.aws.answers`).
 """
 
-import json
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
-from tests.support.aws.answers import AwsAnswers, Failures, Raw
-from tests.support.aws.cases import Case
+from tests.publishers.subjects.aws import FIFOSubject, SQSSubject
+from tests.support.aws.answers import BATCH, AwsAnswers, Failures, Queue, Raw, Refusal
 from tests.support.claimed import make_message
 
 pytest_plugins = ["tests.support.aws.fixtures"]
@@ -23,57 +20,31 @@ pytest_plugins = ["tests.support.aws.fixtures"]
 # Requests
 
 
-def test_ten_messages_are_sent_in_a_request_and_requests_are_in_flight_together(case: Case, aws: AwsAnswers):
+def test_ten_messages_are_sent_in_a_request_and_requests_are_in_flight_together(queue: Queue, aws: AwsAnswers):
     aws.delay = 1.0
-    assert case.make(concurrency=3).publish(case.messages(35)) == [ACCEPTED] * 35
+    assert queue.make(concurrency=3).publish(queue.messages(35)) == [ACCEPTED] * 35
     assert sorted(len(each.entries) for each in aws.batches()) == [5, 10, 10, 10]
     assert aws.in_flight == 3
 
 
-def test_a_request_stays_below_the_limit_in_bytes(case: Case, aws: AwsAnswers):
-    messages = [make_message(case.topic, b'"' + b"x" * 1000 + b'"') for _ in range(10)]
-    assert case.make(max_message_bytes=4096).publish(messages) == [ACCEPTED] * 10
+def test_a_request_stays_below_the_limit_in_bytes(queue: Queue, aws: AwsAnswers):
+    small, large = ([make_message(queue.topic, b"1" * size)] for size in (1000, 4000))
+    *accepted, too_large = queue.make(max_message_bytes=4096).publish(small * 10 + large)
+    assert accepted == [ACCEPTED] * 10
     assert [len(each.entries) for each in aws.batches()].count(3) == 3
+    assert (too_large.kind, too_large.error_class) == (OutcomeKind.REJECTED, "aws.too_large")
+    assert "max_message_bytes is 4,096" in too_large.error
 
 
-def test_a_message_beyond_the_limit_is_rejected_alone(case: Case):
-    small, large = make_message(case.topic), make_message(case.topic, b'"' + b"x" * 4000 + b'"')
-    outcomes = case.make(max_message_bytes=4096).publish([small, large, small])
-    assert [each.kind for each in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
-    assert outcomes[1].error_class == "aws.too_large"
-    assert "max_message_bytes is 4,096" in outcomes[1].error
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"payload": '"\uffff"'.encode()}, {"key": "a\x01"}, {"type": "a\ufffe"}],
-)
-def test_a_character_that_aws_does_not_take_is_rejected_before_anything_is_sent(
-    case: Case, aws: AwsAnswers, fields: dict[str, Any]
-):
-    (outcome,) = case.make().publish([make_message(case.topic, **fields)])
-    assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.unencodable")
-    assert not aws.batches()
-
-
-def test_headers_that_no_attribute_could_carry_arrive():
+def test_headers_that_no_attribute_could_carry_arrive(aws: AwsAnswers):
     with closing(SQSSubject()) as subject:
         headers = {"a b": "\x01", "": "empty name", "n": 2**70, "list": [None, 1.5], "AWS.x": "", "traceparent": "\x02"}
-        assert subject.publisher().publish([make_message(subject.topic, headers=headers)]) == [ACCEPTED]
+        publisher = subject.publisher(endpoint_url=aws.url)
+        assert publisher.publish([make_message(subject.topic, headers=headers)]) == [ACCEPTED]
         (received,) = subject.received()
         assert received.headers == headers
-
-
-@pytest.mark.parametrize("subject_class", [SQSSubject, SNSSubject])
-def test_a_cloudevent_arrives_as_one_json_object(subject_class: type[SQSSubject]):
-    with closing(subject_class()) as subject:
-        publisher = subject.publisher(format="cloudevents", source="/shop")
-        (message,) = subject.messages(b'{"a":  1}')
-        assert publisher.publish([message]) == [ACCEPTED]
-        (received,) = subject.received()
-        event = json.loads(received.body)
-        assert (event["id"], event["source"], event["data"]) == (message.message_id, "/shop", {"a": 1})
-        assert b'"data": {"a":  1}}' in received.body
+    (entry,) = aws.batches()[0].entries
+    assert "traceparent" not in entry["MessageAttributes"]
 
 
 # FIFO queues
@@ -108,9 +79,9 @@ def test_keys_that_may_be_groups_are_the_groups_and_others_have_different_ones()
 # Entries that fail
 
 
-def test_an_entry_that_is_refused_for_good_is_rejected_and_the_others_are_accepted(case: Case, aws: AwsAnswers):
-    aws.answer(case.action, Failures({1: ("InvalidMessageContents", True), 2: ("SomethingNew", True)}))
-    outcomes = case.make().publish(case.messages(4))
+def test_an_entry_that_is_refused_for_good_is_rejected_and_the_others_are_accepted(queue: Queue, aws: AwsAnswers):
+    aws.answer(BATCH, Failures({1: ("InvalidMessageContents", True), 2: ("SomethingNew", True)}))
+    outcomes = queue.make().publish(queue.messages(4))
     assert [each.kind for each in outcomes] == [
         OutcomeKind.ACCEPTED,
         OutcomeKind.REJECTED,
@@ -121,32 +92,72 @@ def test_an_entry_that_is_refused_for_good_is_rejected_and_the_others_are_accept
     assert outcomes[1].error == "InvalidMessageContents: the reason"
 
 
-def test_an_entry_that_aws_fails_is_deferred_if_others_for_its_destination_are_accepted(case: Case, aws: AwsAnswers):
-    aws.answer(case.action, Failures({0: ("InternalError", False)}))
-    failed, accepted = case.make().publish(case.messages(2))
+def test_an_entry_that_aws_fails_is_deferred_if_others_for_its_destination_are_accepted(queue: Queue, aws: AwsAnswers):
+    aws.answer(BATCH, Failures({0: ("InternalError", False)}))
+    failed, accepted = queue.make().publish(queue.messages(2))
     assert (failed.kind, failed.counted, failed.error_class) == (OutcomeKind.DEFERRED, True, "aws.internal")
     assert accepted is ACCEPTED
 
 
-def test_entries_are_set_aside_if_aws_fails_them_all(case: Case, aws: AwsAnswers):
-    aws.answer(case.action, Failures({0: ("InternalError", False), 1: ("SomethingNew", False)}))
-    outcomes = case.make().publish(case.messages(2))
+def test_entries_are_set_aside_if_aws_fails_them_all(queue: Queue, aws: AwsAnswers):
+    aws.answer(BATCH, Failures({0: ("InternalError", False), 1: ("SomethingNew", False)}))
+    outcomes = queue.make().publish(queue.messages(2))
     assert [(each.kind, each.counted) for each in outcomes] == [(OutcomeKind.DEFERRED, False)] * 2
 
 
-def test_an_entry_without_a_result_is_not_accepted(case: Case, aws: AwsAnswers):
-    aws.answer(case.action, Raw(200, b"{}" if case.service == "sqs" else b"<PublishBatchResponse/>"))
-    (outcome,) = case.make().publish(case.messages(1))
+def test_an_entry_without_a_result_is_not_accepted(queue: Queue, aws: AwsAnswers):
+    aws.answer(BATCH, Raw(200, b"{}"))
+    (outcome,) = queue.make().publish(queue.messages(1))
     assert outcome.kind is not OutcomeKind.ACCEPTED
 
 
-def test_throttled_entries_are_set_aside_and_nothing_more_is_sent_to_their_queue(case: Case, aws: AwsAnswers):
+def test_throttled_entries_are_set_aside_and_nothing_more_is_sent_to_their_queue(queue: Queue, aws: AwsAnswers):
     throttled = dict.fromkeys(range(1, 10), ("ThrottlingException", True))
-    aws.answer(case.action, Failures(throttled))
-    outcomes = case.make(concurrency=1).publish(case.messages(25))
+    aws.answer(BATCH, Failures(throttled))
+    outcomes = queue.make(concurrency=1).publish(queue.messages(25))
     assert outcomes[0] is ACCEPTED
     assert {(each.kind, each.counted, each.error_class) for each in outcomes[1:]} == {
         (OutcomeKind.DEFERRED, False, "aws.throttled")
     }
     assert all(1 <= (each.retry_after or 0) <= 2 for each in outcomes[1:])
     assert len(aws.batches()) == 1
+
+
+# Queues
+
+
+def test_a_message_for_a_queue_that_does_not_exist_is_rejected_with_the_remedy(queue: Queue):
+    missing = [make_message("outbox-missing"), make_message("", type="order.created")]
+    first, *rejected, last = queue.make_for_topics().publish([*queue.messages(1), *missing, *queue.messages(1)])
+    assert first is last is ACCEPTED
+    assert {(each.kind, each.error_class) for each in rejected} == {(OutcomeKind.REJECTED, "aws.missing")}
+    assert all("create it" in each.error for each in rejected)
+
+
+def test_a_missing_queue_of_all_messages_is_an_outage_with_the_remedy(queue: Queue):
+    outcomes = queue.make(f"{queue.url}-missing").publish(queue.messages(2))
+    assert [each.kind for each in outcomes] == [OutcomeKind.UNANSWERED] * 2
+    assert "create it" in outcomes[0].error
+
+
+def test_an_action_that_is_not_allowed_does_not_keep_the_relay_from_sending(queue: Queue, aws: AwsAnswers):
+    aws.answer("ListQueues", Refusal("AccessDenied", status=403))
+    assert queue.make().prepare() == ""
+
+
+def test_missing_credentials_profiles_and_regions_are_named(queue: Queue, monkeypatch: pytest.MonkeyPatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert "Unable to locate credentials; check the credentials" in queue.make(session=None).prepare()
+    assert "specify a region; check" in queue.make(region=None).prepare()
+    publisher = queue.make(session={"profile_name": "outbox-missing"})
+    assert "profile (outbox-missing) could not be found" in publisher.prepare()
+    (outcome,) = publisher.publish(queue.messages(1))
+    assert outcome.kind is OutcomeKind.UNANSWERED
+
+
+def test_a_destination_in_a_trace_has_the_name_of_the_message(queue: Queue):
+    assert queue.make_for_topics().name_destination(queue.messages(1)[0]) == queue.url

@@ -7,7 +7,6 @@ import pytest
 from cloudevents.core.base import BaseCloudEvent
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from cloudevents.core.bindings.rabbitmq import RabbitMQMessage, from_rabbitmq_event
-from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
@@ -63,14 +62,6 @@ def test_times_are_in_utc_with_microseconds():
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
-
-
-@given(type=TEXT, topic=TEXT, key=TEXT)
-def test_the_sdk_reads_any_structured_event(type: str, topic: str, key: str):
-    message = make_message(topic, b'{"n": 1}', type=type, key=key)
-    event = JSONFormat().read(CloudEvent, cloudevents.structured(message, "/shop"))
-    assert (event.get_type(), event.get_subject(), event.get_extension("partitionkey")) == (type, topic, key)
-    assert event.get_data() == {"n": 1}
 
 
 @given(type=TEXT, topic=TEXT, key=TEXT)

@@ -21,7 +21,7 @@ from tests.support.json_values import nested
 SUBJECTS: dict[str, Callable[[], Subject]] = {**LOCAL, **BROKERS}
 # A queue of another kind or server, and a topic, have the encoding of the class.
 CASES = [(name, "plain") for name in SUBJECTS if name not in ("sqs-fifo", "sqs-elasticmq", "sns")]
-CASES += [(name, "cloudevents") for name in ("http", "kafka", "nats", "rabbitmq", "sqs")]
+CASES += [(name, "cloudevents") for name in ("http", "kafka", "nats", "rabbitmq")]
 
 HOSTILE = ["", "\n", "\x00", "\r\n\r\n", "\x7f\x9b", "\u202e", "\U0001f600", "x" * 300, "%", "{}", " ", "\u2028"]
 texts = st.sampled_from(HOSTILE) | st.text()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from botocore.config import Config
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.options import UrlOption, require_number, require_printable, require_seconds
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -43,8 +42,6 @@ class AWSOptions:
     timeout: float = 30.0
     concurrency: int = 10
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    format: str = PLAIN
-    source: str = ""
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
@@ -58,7 +55,6 @@ class AWSOptions:
         if self.endpoint_url is not None and "@" in ENDPOINT.read_one(self.endpoint_url).netloc:
             raise ImproperlyConfigured("endpoint_url contains a user or a password; set the option session instead.")
         _require_session(self.session)
-        validate_format(self.format, self.source)
 
     def make_config(self) -> Config:
         return Config(

@@ -29,10 +29,7 @@ T = TypeVar("T")
 THREAD_NAME = "outbox-aws"
 
 REPORT_INTERVAL = 60.0
-"""Seconds between two log lines about a destination that is set aside."""
-
-MAX_REPORTED = 1000
-"""Maximum number of destinations with a remembered log line, because names may contain keys."""
+"""Seconds between two log lines about destinations that are set aside."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
 """MaximumMessageSize of a topic that does not set it:
@@ -92,13 +89,7 @@ class AWSPublisher(AWSOptions, Publisher):
         super().__post_init__()
         self.max_payload_bytes = self.max_message_bytes
         self._destination = self._read_destination()
-        self._encoder = AWSEncoder(
-            self._destination,
-            self.max_message_bytes,
-            body_name=self.body_name,
-            format=self.format,
-            source=self.source,
-        )
+        self._encoder = AWSEncoder(self._destination, self.max_message_bytes, self.body_name)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -179,14 +170,12 @@ class AWSPublisher(AWSOptions, Publisher):
             return explain_failure(error)
 
     def _note(self, problem: Problem, destination: str = "") -> None:
-        """Read the credentials again if they were refused; log the problem of a destination once a minute."""
+        """Read the credentials again if they were refused; log problems of destinations once a minute."""
         if problem.kind is Kind.CREDENTIALS:
             # They may have been replaced in a file, which boto3 reads only once.
             self._client.drop()
         elif destination and problem.kind in (Kind.THROTTLED, Kind.DENIED, Kind.INTERNAL, Kind.UNKNOWN):
-            if len(self._reports) >= MAX_REPORTED:
-                self._reports.clear()
-            if not self._reports.setdefault(destination, Allowance(1, REPORT_INTERVAL)).take():
+            if not self._reports.take():
                 return
             logger.warning(
                 "Publisher %(publisher)r: %(destination)r: %(reason)s",
@@ -199,7 +188,7 @@ class AWSPublisher(AWSOptions, Publisher):
     def _start_over(self) -> None:
         self._client = AWSClient(self.service, self)
         self._is_ready = False
-        self._reports: dict[str, Allowance] = {}
+        self._reports = Allowance(1, REPORT_INTERVAL)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -229,8 +218,6 @@ class SQSPublisher(AWSPublisher):
             requests. Connecting may take 5 of these seconds.
         concurrency: maximum number of requests in flight of each worker.
         max_message_bytes: maximum number of bytes of a request, attributes included, and so of a message.
-        format: "plain", or "cloudevents" to send each message as a CloudEvent in JSON.
-        source: the `source` of CloudEvents.
 
     Raises:
         ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows

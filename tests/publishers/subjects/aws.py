@@ -69,7 +69,7 @@ class AWSSubject(ProxiedSubject):
         return messages
 
     def poison(self) -> Message:
-        return make_message(self.topic, '"\uffff"'.encode())
+        return make_message(self.topic, b"1" * 1024 * 1024)
 
     def close(self) -> None:
         super().close()

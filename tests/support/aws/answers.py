@@ -1,7 +1,6 @@
-"""A server in front of moto that answers chosen requests itself, in the protocol of the service.
+"""A server in front of moto that answers chosen requests itself, as Amazon SQS does in JSON (`awsJson1_0`).
 
-moto neither throttles nor fails entries, and accepts every signature. These are the answers of AWS for that: JSON for
-SQS (`awsJson1_0`), XML for SNS (`awsQuery`). All other requests are passed on.
+moto neither throttles nor fails entries, and accepts every signature. All other requests are passed on.
 """
 
 import http.client
@@ -10,16 +9,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl
-from xml.sax.saxutils import escape
 
-from tests.support.aws.server import address
+from django_outbox.brokers.aws import SQSPublisher
+from django_outbox.messages import Message
+from tests.publishers.subjects.base import unique_name
+from tests.support.aws.server import CREDENTIALS, REGION, address, client
+from tests.support.claimed import make_message
 
-BATCH_ACTIONS = ("SendMessageBatch", "PublishBatch")
+BATCH = "SendMessageBatch"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Refusal:
     code: str
     message: str = "the reason"
     status: int = 400
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,12 @@ class AwsAnswers:
 
     Attributes:
         seen: the requests, in the order of their arrival.
-        accepted: the bodies of the entries that were accepted, in the order of the answers.
         in_flight: the largest number of batch requests at one time.
         delay: seconds for which each batch request is held.
     """
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self.accepted: list[str] = []
         self.in_flight = 0
         self.delay = 0.0
         self._now_in_flight = 0
@@ -105,7 +103,7 @@ class AwsAnswers:
 
     def batches(self) -> list[Seen]:
         """Return the batch requests that have arrived."""
-        return [each for each in self.seen if each.action in BATCH_ACTIONS]
+        return [each for each in self.seen if each.action == BATCH]
 
     def close(self) -> None:
         self._server.shutdown()
@@ -130,14 +128,10 @@ def _handler(server: AwsAnswers) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            target = self.headers.get("X-Amz-Target")
-            seen = _read_json(target, body) if target else _read_query(body)
+            seen = Seen(self.headers["X-Amz-Target"].partition(".")[2], json.loads(body).get("Entries", []))
             answer = server.take(seen)
-            is_batch = seen.action in BATCH_ACTIONS
+            is_batch = seen.action == BATCH
             server.count(is_batch)
-            if is_batch and isinstance(answer, Failures | None):
-                failed = answer.entries if answer else ()
-                server.accepted += [_body(each) for place, each in enumerate(seen.entries) if place not in failed]
             try:
                 if is_batch and server.delay:
                     time.sleep(server.delay)
@@ -149,7 +143,7 @@ def _handler(server: AwsAnswers) -> type[BaseHTTPRequestHandler]:
                 elif isinstance(answer, Trickle):
                     self._trickle(answer.seconds)
                 else:
-                    self._send(*_write(answer, seen, is_json=bool(target)))
+                    self._send(*_write(answer, seen))
             finally:
                 server.count(-is_batch)
 
@@ -187,37 +181,14 @@ def _handler(server: AwsAnswers) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _body(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("MessageBody") or entry["Message"])
-
-
-def _read_json(target: str, body: bytes) -> Seen:
-    return Seen(target.partition(".")[2], json.loads(body).get("Entries", []))
-
-
-def _read_query(body: bytes) -> Seen:
-    fields = dict(parse_qsl(body.decode(), keep_blank_values=True))
-    entries: dict[str, dict[str, str]] = {}
-    for name, value in fields.items():
-        parts = name.split(".")
-        if parts[:2] == ["PublishBatchRequestEntries", "member"] and len(parts) == 4:
-            entries.setdefault(parts[2], {})[parts[3]] = value
-    return Seen(fields["Action"], list(entries.values()))
-
-
-def _write(answer: Refusal | Failures | Raw, seen: Seen, *, is_json: bool) -> tuple[int, bytes, Mapping[str, str]]:
+def _write(answer: Refusal | Failures | Raw, seen: Seen) -> tuple[int, bytes, Mapping[str, str]]:
     if isinstance(answer, Raw):
         return answer.status, answer.body, {"Content-Type": "text/html"}
-    write = _write_json if is_json else _write_xml
-    return write(answer, seen)
-
-
-def _write_json(answer: Refusal | Failures, seen: Seen) -> tuple[int, bytes, Mapping[str, str]]:
     content_type = {"Content-Type": "application/x-amz-json-1.0"}
     if isinstance(answer, Refusal):
         error = {"__type": f"com.amazonaws.sqs#{answer.code}", "message": answer.message}
         # SQS once had codes of its own, which the header still names.
-        headers = {"x-amzn-query-error": f"AWS.SimpleQueueService.{answer.code};Sender", **answer.headers}
+        headers = {"x-amzn-query-error": f"AWS.SimpleQueueService.{answer.code};Sender"}
         return answer.status, json.dumps(error).encode(), {**content_type, **headers}
     ids = [each["Id"] for each in seen.entries]
     body = {
@@ -234,28 +205,31 @@ def _write_json(answer: Refusal | Failures, seen: Seen) -> tuple[int, bytes, Map
     return 200, json.dumps(body).encode(), content_type
 
 
-def _write_xml(answer: Refusal | Failures, seen: Seen) -> tuple[int, bytes, Mapping[str, str]]:
-    namespace = 'xmlns="http://sns.amazonaws.com/doc/2010-03-31/"'
-    metadata = "<ResponseMetadata><RequestId>r</RequestId></ResponseMetadata>"
-    if isinstance(answer, Refusal):
-        text = (
-            f"<ErrorResponse {namespace}><Error><Type>Sender</Type><Code>{answer.code}</Code>"
-            f"<Message>{escape(answer.message)}</Message></Error><RequestId>r</RequestId></ErrorResponse>"
-        )
-        return answer.status, text.encode(), {"Content-Type": "text/xml", **answer.headers}
-    ids = [each["Id"] for each in seen.entries]
-    successful = "".join(
-        f"<member><Id>{each}</Id><MessageId>m</MessageId></member>"
-        for place, each in enumerate(ids)
-        if place not in answer.entries
-    )
-    failed = "".join(
-        f"<member><Id>{ids[place]}</Id><Code>{code}</Code><Message>the reason</Message>"
-        f"<SenderFault>{str(fault).lower()}</SenderFault></member>"
-        for place, (code, fault) in answer.entries.items()
-    )
-    text = (
-        f"<PublishBatchResponse {namespace}><PublishBatchResult><Successful>{successful}</Successful>"
-        f"<Failed>{failed}</Failed></PublishBatchResult>{metadata}</PublishBatchResponse>"
-    )
-    return 200, text.encode(), {"Content-Type": "text/xml"}
+class Queue:
+    """A queue behind `AwsAnswers`, and its publishers. Amazon SNS shares the code that reads answers."""
+
+    def __init__(self, aws: AwsAnswers, stack: ExitStack) -> None:
+        self.topic = unique_name()
+        self.url = str(client("sqs").create_queue(QueueName=self.topic)["QueueUrl"])
+        self._aws = aws
+        self._stack = stack
+
+    def make(self, url: str = "", **options: Any) -> SQSPublisher:
+        """Return a publisher to this queue, or another one."""
+        common: dict[str, Any] = {
+            "region": REGION,
+            "endpoint_url": self._aws.url,
+            "session": CREDENTIALS,
+            "timeout": 20.0,
+            **options,
+        }
+        publisher = SQSPublisher("default", queue_url=url or self.url, **common)
+        self._stack.callback(publisher.close)
+        return publisher
+
+    def make_for_topics(self, **options: Any) -> SQSPublisher:
+        """Return a publisher whose queue is named by the topic of a message."""
+        return self.make(f"{self.url.rpartition('/')[0]}/{{topic}}", **options)
+
+    def messages(self, count: int, **fields: Any) -> list[Message]:
+        return [make_message(self.topic, str(n).encode(), **fields) for n in range(count)]

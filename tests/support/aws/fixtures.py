@@ -1,11 +1,11 @@
 """Fixtures of the tests of AWS: `pytest_plugins = ["tests.support.aws.fixtures"]`."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
-from tests.support.aws.answers import AwsAnswers
-from tests.support.aws.cases import ACTIONS, Case
+from tests.support.aws.answers import AwsAnswers, Queue
 
 
 @pytest.fixture
@@ -15,8 +15,7 @@ def aws() -> Iterator[AwsAnswers]:
     server.close()
 
 
-@pytest.fixture(params=[*ACTIONS])
-def case(request: pytest.FixtureRequest, aws: AwsAnswers) -> Iterator[Case]:
-    case = Case(request.param, aws)
-    yield case
-    case.close()
+@pytest.fixture
+def queue(aws: AwsAnswers) -> Iterator[Queue]:
+    with ExitStack() as stack:
+        yield Queue(aws, stack)
