@@ -18,6 +18,9 @@ from django_outbox.retry import is_number
 MAX_SECONDS = 86_400
 """Maximum number of seconds of every timeout: a day."""
 
+CONNECT_TIMEOUT = 5.0
+"""Maximum number of seconds for connecting to one server, unless the option `timeout` is less."""
+
 STALL_SHARE = 6
 """A message has stalled if there is no response for the option `timeout` divided by this. The rest is for finding out
 whether the broker responds, or for trying another node."""

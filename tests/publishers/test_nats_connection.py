@@ -23,10 +23,10 @@ pytest_plugins = ["tests.support.nats.fixtures"]
 def test_each_server_that_cannot_be_reached_is_named_and_another_one_is_used(nats: Nats, make_jetstream: MakeJetStream):
     port = free_port()
     down = [f"nats://127.0.0.1:{port}", "nats://no-such-host.invalid"]
-    error = make_jetstream(down, connect_timeout=2.0).prepare()
+    error = make_jetstream(down, timeout=4.0).prepare()
     assert f"127.0.0.1:{port}: connection refused; start the server, or correct host and port in servers" in error
     assert "no-such-host.invalid:4222: the host name cannot be resolved, check the host in servers" in error
-    publisher = make_jetstream([*down, nats_url()], connect_timeout=2.0)
+    publisher = make_jetstream([*down, nats_url()], timeout=6.0)
     assert publisher.publish([make_message(nats.stream())]) == [ACCEPTED]
 
 
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_greet_is_an_outage(proxies: Proxies, make_jetstr
 def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies, make_jetstream: MakeJetStream):
     proxy = proxies.open(nats_port())
     proxy.go_silent()
-    publisher = make_jetstream(nats_url(port=proxy.port), timeout=600.0, connect_timeout=600.0)
+    publisher = make_jetstream(nats_url(port=proxy.port), timeout=600.0)
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.extend(publisher.publish([make_message("t")])), daemon=True)
     thread.start()

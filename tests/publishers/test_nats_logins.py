@@ -64,7 +64,7 @@ def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, tmp_path: 
     )
     greeting = b'INFO {"headers":true,"max_payload":1048576,"auth_required":true,"nonce":"abc"}\r\n'
     with greeting_server(greeting, sent) as port:
-        publisher = make_jetstream(f"nats://127.0.0.1:{port}", credentials=str(file), connect_timeout=1.0)
+        publisher = make_jetstream(f"nats://127.0.0.1:{port}", credentials=str(file), timeout=1.0)
         assert "no response in time" in publisher.prepare()
     assert b'"jwt": "its.own.jwt"' in b"".join(sent)
     assert b'"sig": ' in b"".join(sent)

@@ -43,7 +43,6 @@ def secret_of(length: int) -> str:
 
 SHARED: list[tuple[str, object, str]] = [
     ("timeout", 0, "timeout is 0; it must be a number of seconds above 0, at most a day"),
-    ("connect_timeout", "5", "connect_timeout is '5'"),
     ("concurrency", 0, "concurrency is 0; it must be a whole number from 1 to"),
     ("format", "xml", "format is 'xml'; it must be one of 'plain', 'cloudevents'"),
     ("format", "cloudevents", "source is ''; CloudEvents need one"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from botocore.config import Config
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import UrlOption, require_number, require_printable, require_seconds
+from django_outbox.brokers.options import CONNECT_TIMEOUT, UrlOption, require_number, require_printable, require_seconds
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Maximum number of bytes of a request of Amazon SQS, and of Amazon SNS if the topic permits it:
@@ -15,9 +15,6 @@ https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
 
 MIN_MESSAGE_BYTES = 1024
 """Minimum of MaximumMessageSize of a queue or topic."""
-
-CONNECT_TIMEOUT = 5.0
-"""Maximum number of seconds for connecting, unless the timeout is shorter."""
 
 MAX_CONCURRENCY = 1000
 

@@ -115,11 +115,7 @@ class HTTPConnection:
             max_connections=1,
             max_keepalive_connections=1,
             keepalive_expiry=KEEPALIVE_SECONDS,
-            network_backend=Network(
-                self._deadline,
-                connect_timeout=options.connect_timeout,
-                allow_private=options.allow_private_addresses,
-            ),
+            network_backend=Network(self._deadline, allow_private=options.allow_private_addresses),
         )
 
     def close(self) -> None:

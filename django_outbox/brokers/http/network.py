@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import httpcore
 
+from django_outbox.brokers.options import CONNECT_TIMEOUT
+
 PIECE = 65_536
 """Maximum number of bytes that are written at once."""
 
@@ -95,11 +97,10 @@ class Deadline:
 
 
 class Network(httpcore.NetworkBackend):
-    """Opens connections for httpcore, each address within `connect_timeout` seconds."""
+    """Opens connections for httpcore."""
 
-    def __init__(self, deadline: Deadline, *, connect_timeout: float, allow_private: bool) -> None:
+    def __init__(self, deadline: Deadline, *, allow_private: bool) -> None:
         self._deadline = deadline
-        self._connect_timeout = connect_timeout
         self._allow_private = allow_private
         self._backend = httpcore.SyncBackend()
 
@@ -114,7 +115,7 @@ class Network(httpcore.NetworkBackend):
         self._deadline.connected = True
         addresses = resolve(host, port, allow_private=self._allow_private)
         for number, address in enumerate(addresses, 1):
-            seconds = min(self._connect_timeout, self._deadline.left(httpcore.ConnectTimeout))
+            seconds = min(CONNECT_TIMEOUT, self._deadline.left(httpcore.ConnectTimeout))
             try:
                 stream = self._backend.connect_tcp(address, port, seconds, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):

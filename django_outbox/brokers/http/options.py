@@ -47,7 +47,6 @@ class HTTPOptions:
     secrets: str | Sequence[str] = ()
     headers: Mapping[str, str] | None = None
     timeout: float = 30.0
-    connect_timeout: float = 5.0
     concurrency: int = 20
     ssl: Mapping[str, str] | None = None
     allow_private_addresses: bool = False
@@ -61,7 +60,6 @@ class HTTPOptions:
     def __post_init__(self) -> None:
         self.origin, self.target = _read_url(self.url)
         require_seconds("timeout", self.timeout)
-        require_seconds("connect_timeout", self.connect_timeout)
         require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         require_flag("allow_private_addresses", self.allow_private_addresses)
         validate_format(self.format, self.source)

@@ -30,9 +30,8 @@ class HTTPPublisher(HTTPOptions, Publisher):
         secrets: the secret of Standard Webhooks with which requests are signed, `whsec_` and base64; or a list, for
             example the new and the old one while the receiver changes them.
         headers: headers to send with each message.
-        timeout: seconds that a request may take in all. `publish` takes at most about twice as long, and three times if
-            the server responds to no message.
-        connect_timeout: seconds for connecting to one address.
+        timeout: seconds that a request may take in all, of which connecting to one address may take 5. `publish` takes
+            at most about twice as long, and three times if the server responds to no message.
         concurrency: maximum number of requests at once of each worker, up to 200.
         ssl: a dict with any of `cafile` (the authority to trust instead of the system's), `certfile` and `keyfile`
             (the client's certificate), all paths of PEM files. The server is always verified.

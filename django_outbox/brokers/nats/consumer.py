@@ -50,8 +50,8 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
         stream: the stream to read.
         durable: the name of the durable consumer.
         timeout: seconds until connecting to all servers is given up.
-        options: `servers`, `credentials`, `ssl`, `inbox_prefix` and `connect_timeout` as for
-            `JetStreamPublisher`, and the options of every consumer; see `Consumer`.
+        options: `servers`, `credentials`, `ssl` and `inbox_prefix` as for `JetStreamPublisher`, and the options of
+            every consumer; see `Consumer`.
     """
 
     broker_name: ClassVar[str] = "NATS JetStream"

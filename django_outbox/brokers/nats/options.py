@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote
 from django.core.exceptions import ImproperlyConfigured
 from nats.aio.client import RawCredentials
 
-from django_outbox.brokers.options import STALL_SHARE, UrlOption, read_ssl, require_seconds
+from django_outbox.brokers.options import CONNECT_TIMEOUT, STALL_SHARE, UrlOption, read_ssl, require_seconds
 
 SERVERS = UrlOption("servers", "nats://user:password@host:4222", ("nats", "tls"))
 
@@ -75,16 +75,14 @@ class NatsOptions:
     ssl: Mapping[str, str] | None = None
     inbox_prefix: str = "_INBOX"
     timeout: float = 30.0
-    connect_timeout: float = 5.0
     nodes: tuple[Server, ...] = field(init=False)
     node_timeout: float = field(init=False)
     tls: SSLContext | None = field(init=False)
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
-        require_seconds("connect_timeout", self.connect_timeout)
         self.nodes = tuple(_read_server(parts) for _, parts in SERVERS.read(self.servers))
-        self.node_timeout = min(self.connect_timeout, self.timeout / len(self.nodes))
+        self.node_timeout = min(CONNECT_TIMEOUT, self.timeout / len(self.nodes))
         path: object = self.credentials
         if not isinstance(path, str):
             raise ImproperlyConfigured("credentials must be the path of a .creds file.")

@@ -48,8 +48,8 @@ class JetStreamPublisher(NatsOptions, Publisher):
             subscribe to `_INBOX.>`, or to this prefix instead of `_INBOX`.
         format: `plain`, or `cloudevents` for CloudEvents with their attributes in headers.
         source: the `source` of CloudEvents, a URI reference such as `/shop`.
-        timeout: seconds for connecting, all servers together, and for a batch to be confirmed. At most a day.
-        connect_timeout: seconds for connecting to one server; at most its share of `timeout`.
+        timeout: seconds for connecting, all servers together, and for a batch to be confirmed. At most a day. Each
+            server has its share of it, at most 5 seconds.
 
     Raises:
         ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a

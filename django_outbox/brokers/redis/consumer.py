@@ -58,7 +58,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             process has had: entries of a process that was killed come after `claim_idle`, behind later ones.
         claim_idle: seconds after which entries are taken over from a consumer that has vanished without settling them.
         timeout: seconds that Redis has to reply.
-        options: `url`, `sentinels`, `connect_timeout` and `ssl` as for `RedisStreamsPublisher`, and the
+        options: `url`, `sentinels` and `ssl` as for `RedisStreamsPublisher`, and the
             options of every consumer; see `Consumer`.
     """
 
@@ -81,16 +81,13 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
-        self._pid = 0
 
     @property
     def source(self) -> str:
         return f"stream {self.stream!r} at {self.describe_servers()}, group {self.group!r}"
 
     def _make_connection(self) -> "RedisConsumerConnection":
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._name = self.consumer or f"{socket.gethostname()}-{self._pid}-{uuid.uuid4().hex[:8]}"
+        self._name = self._name or self.consumer or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         try:
             connection = RedisConnection(self)
         except Lost as error:
@@ -125,13 +122,7 @@ class RedisConsumerConnection(ConsumerConnection):
         self._losses = Losses(self._owner)
 
     def open(self) -> None:
-        options = self._options
-        try:
-            if self._command("TYPE", options.stream) not in (b"none", b"stream"):
-                raise Unavailable(f"stream {options.stream!r} is the key of a value that is not a stream; correct it")
-        except Unavailable:
-            self._connection.close()
-            raise
+        """Do nothing: it is connected, and `receive` creates what is missing."""
 
     def _find_or_create_group(self) -> None:
         try:

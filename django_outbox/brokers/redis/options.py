@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import UrlOption, read_ssl, require_seconds
+from django_outbox.brokers.options import CONNECT_TIMEOUT, UrlOption, read_ssl, require_seconds
 
 URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss"))
 SENTINELS = URL._replace(name="sentinels")
@@ -38,7 +38,6 @@ class RedisOptions:
     url: str = ""
     sentinels: str | Sequence[str] = ()
     timeout: float = 30.0
-    connect_timeout: float = 5.0
     ssl: Mapping[str, str] | None = None
     scheme: str = field(init=False)
     address: Address = field(init=False)
@@ -49,8 +48,7 @@ class RedisOptions:
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
-        require_seconds("connect_timeout", self.connect_timeout)
-        seconds = min(self.connect_timeout, self.timeout)
+        seconds = min(CONNECT_TIMEOUT, self.timeout)
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         self.scheme, (host, port), login = _read_url(URL, URL.read_one(self.url))
         self.arguments = {**login, **_read_ssl(self.ssl, self.scheme), **timeouts}

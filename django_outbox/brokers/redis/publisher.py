@@ -37,8 +37,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
             `{type}` for its type and `{key}` for its key.
         max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
             DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
-        timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
-        connect_timeout: seconds for connecting; at most `timeout`.
+        timeout: seconds for all replies to a batch, at most a day. Connecting may take 5 seconds, at most `timeout`.
         ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
 

@@ -101,12 +101,7 @@ class Nats(OneProcess):
     def _publisher(self, port: int, subject: str) -> dict[str, Any]:
         return {
             "BACKEND": "django_outbox.brokers.nats.JetStreamPublisher",
-            "OPTIONS": {
-                "servers": self.url(port),
-                "subject": subject,
-                "timeout": TIMEOUT,
-                "connect_timeout": TIMEOUT,
-            },
+            "OPTIONS": {"servers": self.url(port), "subject": subject, "timeout": TIMEOUT},
         }
 
 

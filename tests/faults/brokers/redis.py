@@ -73,5 +73,5 @@ class Redis(OneProcess):
     def _publisher(self, port: int, stream: str) -> dict[str, Any]:
         return {
             "BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher",
-            "OPTIONS": {"url": self.url(port), "stream": stream, "timeout": TIMEOUT, "connect_timeout": TIMEOUT},
+            "OPTIONS": {"url": self.url(port), "stream": stream, "timeout": TIMEOUT},
         }
