@@ -1,8 +1,6 @@
 """Records of handled messages: `once` and `once_many` write them in the caller's transaction, `purge` deletes them."""
 
 import datetime
-import math
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -73,18 +71,16 @@ def purge(
     *,
     using: str | None = None,
     older_than: datetime.timedelta | None = None,
-    max_seconds: float | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> int:
     """Delete records of `once` that are older than the retention period, in batches with a transaction each.
 
-    A message without a record counts as new if it is redelivered.
+    A message without a record counts as new if it is redelivered. Relays and `manage.py outbox_purge` do the same.
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.
         older_than: delete records of messages that were handled longer ago than this; `OUTBOX["INBOX_RETENTION"]` by
             default. If that is None, nothing is deleted.
-        max_seconds: begin no further batch after this time; no limit by default.
         is_stopping: called between two batches; if it returns True, the purge ends.
 
     Returns:
@@ -96,9 +92,13 @@ def purge(
     records = HandledMessage.objects.using(using or router.db_for_write(HandledMessage))
     old = records.filter(handled_at__lt=DatabaseNow() - min(age, MAX_AGE)).order_by("handled_at")
     # Another purge deletes the rows that it has locked.
-    old = old.select_for_update(skip_locked=True)
-    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-    return delete_in_batches(old, lambda: is_stopping() or time.monotonic() >= deadline)
+    return delete_in_batches(old.select_for_update(skip_locked=True), is_stopping)
+
+
+def purge_records(using: str, is_stopping: Callable[[], bool]) -> None:
+    """Do the same for each purge of messages in a database that has the table."""
+    if router.allow_migrate_model(using, HandledMessage):
+        purge(using=using, is_stopping=is_stopping)
 
 
 def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, function: str) -> set[MessageID]:

@@ -1,6 +1,5 @@
 """The inbox: consumers and threads. The loops are in the readers."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from django.db import connections, router
 from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.inbox.consumers import make_consumers
-from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.reading import LIMITS, InboxLimits, InboxState, Reader, name_reader
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import OutboxMessage
@@ -21,9 +19,6 @@ from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.service.outages import Outage
 from django_outbox.service.running import restart_on_crash, run_in_threads
-from django_outbox.utils.logs import logger
-from django_outbox.utils.text import describe
-from django_outbox.utils.threads import in_background, own_connection
 
 PERIOD = 60.0
 """Seconds that the counts in a report cover, or less if the inbox started later."""
@@ -77,7 +72,7 @@ class Inbox:
         return self._state.paused
 
     def run(self) -> InboxTally:
-        """Read until `stop` is called or the inbox is idle, and purge old records of `once` at intervals.
+        """Read until `stop` is called or the inbox is idle.
 
         Raises:
             RelayUnavailable: with `idle_exit`, a broker or the database remained unavailable.
@@ -85,9 +80,6 @@ class Inbox:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.run()")
-        purging = in_background(
-            self._purge_at_intervals, name="outbox-inbox-purge", patience=self._state.limits.purge_patience
-        )
         consumers = (
             f"consumer {each.alias!r} ({each.source}) for publisher {each.publisher!r}" for each in self.consumers
         )
@@ -104,7 +96,7 @@ class Inbox:
             suffix=":inbox",
         )
         works = [partial(self._read, consumer) for consumer in self.consumers]
-        with announcing(announcement, self._state.service), reporting(reporter, self._state.limits), purging:
+        with announcing(announcement, self._state.service), reporting(reporter, self._state.limits):
             run_in_threads(works, "inbox", self._state.service, self._stop_timeout)
         return self.tally
 
@@ -119,19 +111,6 @@ class Inbox:
             restart_on_crash(lambda: Reader(consumer, state).read(), name_reader(consumer.alias), state.service, wait)
         else:
             Reader(consumer, state, patience=state.limits.drain_patience).read()
-
-    def _purge_at_intervals(self, left: threading.Event) -> None:
-        interval = self._state.limits.purge_interval
-        while not left.wait(interval):
-            try:
-                with own_connection(self.using):
-                    purge(using=self.using, max_seconds=interval, is_stopping=left.is_set)
-            except Exception as error:
-                logger.warning(
-                    "Purging old records of the inbox failed and will be retried: %(reason)s",
-                    event="inbox.purge_failed",
-                    reason=describe(error),
-                )
 
 
 class ConsumerReports:

@@ -33,7 +33,6 @@ CALLS: dict[str, list[list[str]]] = {
     "outbox_purge": [["--dry-run"]],
     "outbox_publication": [["--role", HOSTILE]],
     "outbox_events": [[], ["--asyncapi", "--title", HOSTILE]],
-    "inbox_purge": [[]],
     "run_outbox": [["--check"], ["--publisher", HOSTILE], ["--drain"]],
     "run_inbox": [["--check"], ["--consumer", HOSTILE]],
 }

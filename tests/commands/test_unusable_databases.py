@@ -27,7 +27,6 @@ COMMANDS = [
     ("outbox_requeue", "--all"),
     ("outbox_resume", "--publisher", "default"),
     ("outbox_status",),
-    ("inbox_purge",),
 ]
 
 

@@ -67,7 +67,7 @@ COMMANDS = [
     "outbox_status",
     "run_outbox",
 ]
-INBOX_COMMANDS = ["inbox_purge", "run_inbox"]
+INBOX_COMMANDS = ["run_inbox"]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
