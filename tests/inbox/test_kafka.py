@@ -116,7 +116,7 @@ def test_an_older_offset_that_is_committed_after_a_newer_one_is_not_the_last(sou
 
 
 @on_a_mock
-def test_offsets_that_are_refused_for_good_are_logged_once_with_the_remedy(source, make_inbox, caplog):
+def test_offsets_that_are_refused_for_good_are_logged_once(source, make_inbox, caplog):
     with running(make_inbox()):
         source.send(1)
         eventually(lambda: not source.unsettled(), "the first offset is committed")
@@ -124,7 +124,7 @@ def test_offsets_that_are_refused_for_good_are_logged_once_with_the_remedy(sourc
         source.send(2)
         eventually(lambda: not source.unsettled(), "the second one is committed when Kafka takes it")
     (refused,) = (each.message for each in caplog.records if each.event == "consumer.commit_refused")
-    assert "group authorization failed: give the user of config the permission to read the group" in refused.lower()
+    assert "group authorization failed" in refused.lower()
 
 
 # Records
@@ -216,13 +216,13 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only(source, monk
 # Refusals
 
 
-def test_a_topic_that_does_not_exist_has_a_remedy(make_inbox):
-    with pytest.raises(RelayUnavailable, match="create the topic, or correct the option topics"):
+def test_a_topic_that_does_not_exist_is_named(make_inbox):
+    with pytest.raises(RelayUnavailable, match="topic 'missing': Broker: Unknown topic or partition"):
         make_inbox(topics="missing", arguments={"idle_exit": 60}).run()
 
 
 @on_a_mock
-def test_a_topic_that_may_not_be_read_has_a_remedy(source, make_inbox):
+def test_a_topic_that_may_not_be_read_is_an_outage(source, make_inbox):
     source.cluster.set_topic_error(source.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    with pytest.raises(RelayUnavailable, match="give the user of config the permission to read the topic"):
+    with pytest.raises(RelayUnavailable, match="Topic authorization failed"):
         make_inbox(arguments={"idle_exit": 60}).run()

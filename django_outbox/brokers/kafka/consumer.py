@@ -15,16 +15,9 @@ from confluent_kafka import Message as Received
 # In `confluent_kafka`, OpenTelemetry replaces it by one that makes two traces for each batch.
 from confluent_kafka.cimpl import Consumer as KafkaClient
 
-from django_outbox.brokers.consumer import (
-    ConnectedConsumer,
-    ConsumerConnection,
-    Incoming,
-    Unavailable,
-    take_batch,
-)
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.encoding import read_delivery
-from django_outbox.brokers.kafka.errors import explain_topic
 from django_outbox.brokers.kafka.offsets import Offsets, Place, places_of
 from django_outbox.brokers.kafka.options import Log, read_group_config, read_topics, servers
 from django_outbox.brokers.options import require_seconds
@@ -105,7 +98,7 @@ class KafkaConsumerConnection(ConsumerConnection):
             if not self._state.is_connected:
                 raise Unavailable(self._state.reason)
             if (error := found.get(topic)) is not None:
-                raise Unavailable(f"topic {topic!r}: {explain_topic(error)}")
+                raise Unavailable(f"topic {topic!r}: {error.str()}")
         try:
             # Asks the group's coordinator, which needs no member.
             self._client.committed([TopicPartition(self._topics[0], 0)], timeout=self._timeout)

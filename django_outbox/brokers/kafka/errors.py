@@ -38,11 +38,6 @@ REBALANCING = {
 }
 """Errors of a commit while the members of the group change."""
 
-_COMMIT_REMEDIES: dict[int, str] = {
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "give the user of config the permission to read the group",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "give the user of config the permission to read the topic",
-}
-
 _TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
 """Parts of the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
 
@@ -129,15 +124,7 @@ MEANINGS: dict[int, Meaning] = {
     KafkaError.SASL_AUTHENTICATION_FAILED: _OUTAGE,
     KafkaError.UNSUPPORTED_VERSION: _OUTAGE,
     KafkaError.UNSUPPORTED_COMPRESSION_TYPE: _OUTAGE,
-    KafkaError.REQUEST_TIMED_OUT: _OUTAGE,
-    KafkaError.LEADER_NOT_AVAILABLE: _OUTAGE,
-    KafkaError.NOT_LEADER_FOR_PARTITION: _OUTAGE,
-    KafkaError.BROKER_NOT_AVAILABLE: _OUTAGE,
-    KafkaError.REPLICA_NOT_AVAILABLE: _OUTAGE,
     KafkaError.NETWORK_EXCEPTION: _OUTAGE,
-    KafkaError.NOT_ENOUGH_REPLICAS: _OUTAGE,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _OUTAGE,
-    KafkaError.KAFKA_STORAGE_ERROR: _OUTAGE,
 }
 
 
@@ -155,20 +142,13 @@ def meaning_of(error: KafkaError) -> Meaning:
 
 
 def explain_commit(error: KafkaError) -> str:
-    """Return why a commit was refused, with the remedy; empty if the next commit may succeed.
+    """Return why a commit was refused; empty if the next commit may succeed.
 
     Errors of librdkafka itself are about the connection, which is reported in other ways.
     """
     if error.code() < 0 or error.code() in REBALANCING:
         return ""
-    remedy = _COMMIT_REMEDIES.get(error.code(), "check the coordinator of the group in the log of the brokers")
-    return f"{error.str().rstrip('.')}: {remedy}"
-
-
-def explain_topic(error: KafkaError) -> str:
-    """Return why a topic cannot be read, with the remedy if it is known."""
-    remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
-    return f"{error.str()}: {remedy}" if remedy else error.str()
+    return error.str()
 
 
 def explain(error: KafkaError) -> str:

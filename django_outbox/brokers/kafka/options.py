@@ -85,9 +85,6 @@ _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 16_384,
 }
 
-_OPTIONS_NAMED_TOPIC = ("topic.metadata.", "topic.blacklist")
-"""Options that begin with `topic.` although they are not options of a topic."""
-
 TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _SECRET = ("password", "secret", "pem", "sasl.oauthbearer.config", "sasl.jaas")
@@ -107,7 +104,7 @@ class Log:
 def read_config(config: object, timeout: float) -> dict[str, Any]:
     """Return librdkafka's options for a producer that gives up after `timeout` seconds."""
     given = _require_config(config, _REFUSED_BY_PUBLISHER)
-    if str(given.get("partitioner", "")) == "random":
+    if "random" in (given.get("partitioner"), given.get("topic.partitioner")):
         raise ImproperlyConfigured("config: partitioner is 'random', so messages of a key would not stay in order.")
     milliseconds = max(int(timeout * 1000), 10)
     found = {
@@ -174,11 +171,10 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():
-        if name.startswith("topic.") and not name.startswith(_OPTIONS_NAMED_TOPIC):
-            # librdkafka takes them for the options of the same name without the prefix.
-            raise ImproperlyConfigured(f"config: {name} cannot be set: write it without the prefix topic.")
-        if name in refused:
-            raise ImproperlyConfigured(f"config: {name} cannot be set: {refused[name]}.")
+        # librdkafka takes the options of topics with this prefix, too.
+        plain = name.removeprefix("topic.")
+        if plain in refused:
+            raise ImproperlyConfigured(f"config: {name} cannot be set: {refused[plain]}.")
         if name != "oauth_cb" and not isinstance(value, str | numbers.Real):
             raise ImproperlyConfigured(f"config: {name} must be a string, a number, True or False.")
     servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
