@@ -3,16 +3,13 @@
 Each of these happens alone, when the relays have caught up, so that everything else must go on as usual meanwhile.
 """
 
-import json
 import random
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.faults.kinds import ALL, SERVERS, fault
 from tests.faults.plan import TYPES
-from tests.faults.relays import django_environment
 from tests.faults.stage import Stage
 from tests.faults.windows import Window
 from tests.support.children import SuiteError
@@ -60,41 +57,18 @@ def keys_waiting(stage: Stage, rand: random.Random) -> int:
 def type_paused(stage: Stage, rand: random.Random) -> int:
     """One type is paused under traffic, and resumed: the other one goes on."""
     type = rand.choice(TYPES)
-    pause(stage, rand, frozenset({type}), "--type", type)
-    return 0
-
-
-@fault("operator", ALL, alone=True)
-def publisher_paused(stage: Stage, rand: random.Random) -> int:
-    """The publisher is paused under traffic, and resumed."""
-    pause(stage, rand, frozenset(TYPES))
-    return 0
-
-
-def pause(stage: Stage, rand: random.Random, types: frozenset[str], *arguments: str) -> None:
-    """Pause for some seconds by the commands that an operator has."""
-    manage(stage, "outbox_pause", "--publisher", "default", *arguments)
+    stage.manage("outbox_pause", "--publisher", "default", "--type", type)
     begin = time.monotonic() + PAUSED_AFTER
     stage.pause(rand.uniform(8, 10))
-    stage.windows.append(Window("paused", begin, time.monotonic(), {}, types=types))
-    manage(stage, "outbox_resume", "--publisher", "default", *arguments)
-
-
-def manage(stage: Stage, *arguments: str) -> None:
-    """Run a command of Django as the administrator."""
-    environment = django_environment(stage.plan, stage.database.url("admin"))
-    stage.nursery.run([sys.executable, "-m", "django", *arguments], environment=environment)
+    stage.windows.append(Window("paused", begin, time.monotonic(), {}, types=frozenset({type})))
+    stage.manage("outbox_resume", "--publisher", "default", "--type", type)
+    return 0
 
 
 def withhold(stage: Stage, name: str, module: str, options: Mapping[str, object]) -> None:
     """Run a process that withholds messages until it ends, and note what it withheld."""
     journal = stage.nursery.logs / f"withheld-{len(stage.windows)}.journal"
-    process = stage.nursery.start(
-        module,
-        [sys.executable, "-m", f"tests.faults.{module}", json.dumps({**options, "journal": str(journal)})],
-        environment=django_environment(stage.plan, stage.database.url("writer")),
-        talks=True,
-    )
+    process = stage.start_process(module, module, **options, journal=str(journal))
     while process.code is None and not stage.over.is_set():
         stage.pause(0.1)
     process.input.close()

@@ -9,7 +9,7 @@ from tests.faults.stage import Stage
 
 Inflict = Callable[[Stage, random.Random], int]
 
-SERVERS = ("postgresql", "mariadb", "mysql")
+SERVERS = ("postgresql", "mariadb")
 ALL = (*SERVERS, "sqlite")
 
 BROKERS = ("rabbitmq", "redis", "nats", "kafka")
@@ -52,7 +52,7 @@ def fault(
 
 def load() -> None:
     """Import the modules that hold the faults."""
-    for part in ("relays", "broker", "rabbitmq", "redis", "nats", "kafka", "network", "database", "operators"):
+    for part in ("relays", "brokers", "network", "database", "operators"):
         import_module(f"tests.faults.faults_of_{part}")
 
 

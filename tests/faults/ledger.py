@@ -1,5 +1,6 @@
 """Compares written with delivered messages: the figures show whether every promise was kept."""
 
+import enum
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,80 +53,70 @@ class Journals:
     late: Path
 
 
+class Promise(enum.Enum):
+    """What must never happen."""
+
+    LOST = "lost"
+    NEVER_COMMITTED = "arrived, but never committed"
+    OUT_OF_ORDER = "out of order within a key"
+    ODD_IDS = "ids not in the order of commits"
+    TWO_FATES = "have two fates"
+    SENT_AGAIN = "sent again beyond the bound"
+    FAILED = "failed without deserving it"
+    NOT_FAILED = "deserved to fail, and did not"
+    PASSED_FAILED = "passed a failed one that blocks its key"
+    NO_COPY = "dead-lettered without a copy"
+    ODD_COPY = "copied, but never failed"
+    NOT_NOTED = "copies not noted, beyond the bound"
+    STUCK = "stuck (pending after the drain)"
+    ODD_ATTEMPT = "counted an attempt in an outage"
+    NOT_WITHHELD = "arrived while held, paused or not due"
+    HELD_UP = "held up by others that were withheld"
+    LATE_CALL = "published after the claim was lost"
+    BAD_END = "relays that ended badly"
+
+
 @dataclass
 class Ledger:
-    """The figures of a run. Those in `promises` must be 0; the rest is information."""
+    """The figures of a run: how often each promise was broken, and others for information."""
 
+    broken: Counter[Promise] = field(default_factory=Counter)
+    samples: dict[str, list[str]] = field(default_factory=dict)
     committed: int = 0
     rolled_back: int = 0
     overlapping: int = 0
     """Messages whose transaction overlapped with another writer's that wrote the same key, without its lock."""
-    """Committed messages that arrived, or failed, or are pending, and only one of these."""
-    two_fates: int = 0
     closing: int = 0
     """Messages for which the broker closed a channel."""
     arrived: int = 0
-    lost: int = 0
-    never_committed: int = 0
-    out_of_order: int = 0
-    odd_ids: int = 0
     sent_again: int = 0
     sent_again_bound: int = 0
     redelivered: int = 0
     failed_deserved: int = 0
-    failed_others: int = 0
-    unfailed: int = 0
     requeued: int = 0
     mended: int = 0
     discarded: int = 0
-    passed_failed: int = 0
     dead_letters: int = 0
-    missing_copies: int = 0
-    odd_copies: int = 0
-    unmarked: int = 0
-    """Dead letters whose row is not marked, and failed messages that could have been copied but were not."""
-    stuck: int = 0
-    odd_attempts: int = 0
-    not_withheld: int = 0
     went_on: int = 0
     """Messages that had to arrive as usual while others were withheld."""
-    held_up: int = 0
-    late_calls: int = 0
-    relays: list[str] = field(default_factory=list)
-    samples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def promises(self) -> dict[str, int]:
-        """Figures that must be 0, by name."""
-        return {
-            "lost": self.lost,
-            "arrived, but never committed": self.never_committed,
-            "out of order within a key": self.out_of_order,
-            "ids not in the order of commits": self.odd_ids,
-            "have two fates": self.two_fates,
-            "sent again beyond the bound": max(0, self.sent_again - self.sent_again_bound),
-            "failed without deserving it": self.failed_others,
-            "deserved to fail, and did not": self.unfailed,
-            "passed a failed one that blocks its key": self.passed_failed,
-            "dead-lettered without a copy": self.missing_copies,
-            "copied, but never failed": self.odd_copies,
-            "copies not noted, beyond the bound": max(0, self.unmarked - self.sent_again_bound),
-            "stuck (pending after the drain)": self.stuck,
-            "counted an attempt in an outage": self.odd_attempts,
-            "arrived while held, paused or not due": self.not_withheld,
-            "held up by others that were withheld": self.held_up,
-            "published after the claim was lost": self.late_calls,
-            "relays that ended badly": len(self.relays),
-        }
+        """How often each promise was broken."""
+        counts = {promise: self.broken[promise] for promise in Promise}
+        counts[Promise.SENT_AGAIN] = max(0, self.sent_again - self.sent_again_bound)
+        counts[Promise.NOT_NOTED] = max(0, self.broken[Promise.NOT_NOTED] - self.sent_again_bound)
+        return {promise.value: count for promise, count in counts.items()}
 
     @property
     def kept(self) -> bool:
         """Whether every promise was kept."""
         return not any(self.promises.values())
 
-    def sample(self, promise: str, case: str, more: Callable[[], str] = lambda: "") -> None:
-        """Keep a case of a broken promise for the report; `more` is called only for a case that is kept."""
-        cases = self.samples.setdefault(promise, [])
+    def breaks(self, promise: Promise, case: str, more: Callable[[], str] = lambda: "") -> None:
+        """Count a broken promise; `more` is called only for one of the first cases, which are kept for the report."""
+        self.broken[promise] += 1
+        cases = self.samples.setdefault(promise.value, [])
         if len(cases) < SAMPLES:
             cases.append(case + more())
 
@@ -160,8 +151,7 @@ def check(
     check_arrivals(ledger, written, journals.arrivals, blocks_key)
     for id, each in written.items():
         if each.deliverable and not each.arrivals:
-            ledger.lost += 1
-            ledger.sample("lost", f"{id} {each.key} {each.n}", partial(row, id, database))
+            ledger.breaks(Promise.LOST, f"{id} {each.key} {each.n}", partial(row, id, database))
     check_windows(ledger, written, windows, blocks_key)
     check_late_calls(ledger, journals.late)
     check_rows(ledger, written, database, refusals)
@@ -185,8 +175,7 @@ def read_operations(ledger: Ledger, written: dict[str, Written], operations: Pat
             id, action, begin, _end = line.split()
             each = written[id]
             if each.kind not in POISON:
-                ledger.failed_others += 1
-                ledger.sample("failed without deserving it", f"{id} {each}: {line.strip()}")
+                ledger.breaks(Promise.FAILED, f"{id} {each}: {line.strip()}")
             if action == "discard":
                 ledger.discarded += 1
                 each.discarded = True
@@ -250,8 +239,7 @@ def check_arrivals(ledger: Ledger, written: dict[str, Written], arrivals: Path, 
             id, key, n, redelivered, _size, moment = line.split()
             found = written.get(id)
             if found is None or not found.deliverable or (found.key, found.n) != (key, int(n)):
-                ledger.never_committed += 1
-                ledger.sample("arrived, but never committed", f"line {number}: {line.strip()}, written: {found}")
+                ledger.breaks(Promise.NEVER_COMMITTED, f"line {number}: {line.strip()}, written: {found}")
                 continue
             each = found
             each.arrivals += 1
@@ -261,12 +249,10 @@ def check_arrivals(ledger: Ledger, written: dict[str, Written], arrivals: Path, 
                 if key == "-" or (each.mended and not blocks_key):
                     continue
                 if orders[key].late(each):
-                    ledger.out_of_order += 1
-                    ledger.sample("out of order within a key", f"line {number}: {id} {each}")
+                    ledger.breaks(Promise.OUT_OF_ORDER, f"line {number}: {id} {each}")
                 if passed := [other for other in poison[key] if blocks(other, each, float(moment))]:
-                    ledger.passed_failed += 1
                     case = f"line {number}: {id} {each} passed {passed[0]}"
-                    ledger.sample("passed a failed one that blocks its key", case)
+                    ledger.breaks(Promise.PASSED_FAILED, case)
             elif redelivered == "1":
                 ledger.redelivered += 1
             else:
@@ -292,21 +278,18 @@ def check_windows(ledger: Ledger, written: dict[str, Written], windows: Sequence
         for window in windows:
             case = f"{window.name}: {id} {each}"
             if window.withholds(id, type, each.low, each.arrived):
-                ledger.not_withheld += 1
-                ledger.sample("arrived while held, paused or not due", case)
+                ledger.breaks(Promise.NOT_WITHHELD, case)
             elif id not in window.ids and each.key not in blocked and window.lets_go_on(each.key, type, each.high):
                 ledger.went_on += 1
                 window.went_on += 1
                 if each.arrived - each.high > USUAL:
-                    ledger.held_up += 1
-                    ledger.sample("held up by others that were withheld", case)
+                    ledger.breaks(Promise.HELD_UP, case)
 
 
 def check_late_calls(ledger: Ledger, late: Path) -> None:
     """Count what relays began to publish when its claim was lost."""
     for line in late.read_text().splitlines():
-        ledger.late_calls += 1
-        ledger.sample("published after the claim was lost", f"{line} s after the claim began")
+        ledger.breaks(Promise.LATE_CALL, f"{line} s after the claim began")
 
 
 def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseServer, refusals: Refusals) -> None:
@@ -321,34 +304,25 @@ def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseSe
         if each is not None and each.kind in POISON:
             ledger.failed_deserved += 1
         else:
-            ledger.failed_others += 1
-            ledger.sample("failed without deserving it", f"{name} {each} after {attempts} attempts: {error[:200]}")
+            ledger.breaks(Promise.FAILED, f"{name} {each} after {attempts} attempts: {error[:200]}")
     for name, each in written.items():
         if each.kind in POISON and not each.deliverable and not each.discarded and name not in failed:
-            ledger.unfailed += 1
-            ledger.sample("deserved to fail, and did not", f"{name} {each}")
+            ledger.breaks(Promise.NOT_FAILED, f"{name} {each}")
     for id, attempts, error in database.rows(
         f"SELECT message_id, attempts, error FROM {TABLE} WHERE {database.undelivered}"
     ):
         name = hexadecimal(id)
         pending.add(name)
-        ledger.stuck += 1
-        ledger.sample(
-            "stuck (pending after the drain)", f"{name} {written.get(name)} attempts {attempts}: {error[:200]}"
-        )
+        ledger.breaks(Promise.STUCK, f"{name} {written.get(name)} attempts {attempts}: {error[:200]}")
     for name, each in written.items():
         if each.kind is not Kind.ROLLED_BACK:
             fates = (each.arrivals > 0) + (name in failed) + (name in pending) + each.discarded
             if fates > 1:
-                ledger.two_fates += 1
-                ledger.sample("have two fates", f"{name} {each}", partial(row, name, database))
+                ledger.breaks(Promise.TWO_FATES, f"{name} {each}", partial(row, name, database))
     check_ids(ledger, written, database)
     refusals.look(database)
     for name, (attempts, error) in refusals.odd.items():
-        ledger.odd_attempts += 1
-        ledger.sample(
-            "counted an attempt in an outage", f"{name} {written.get(name)} attempts {attempts}: {error[:200]}"
-        )
+        ledger.breaks(Promise.ODD_ATTEMPT, f"{name} {written.get(name)} attempts {attempts}: {error[:200]}")
 
 
 def check_dead_letters(
@@ -363,8 +337,7 @@ def check_dead_letters(
     ledger.dead_letters = copies.total()
     for id in copies:
         if id not in written or written[id].kind not in POISON:
-            ledger.odd_copies += 1
-            ledger.sample("copied, but never failed", f"{id} {written.get(id)}")
+            ledger.breaks(Promise.ODD_COPY, f"{id} {written.get(id)}")
     for message_id, marked in database.rows(
         f"SELECT message_id, dead_lettered_at IS NOT NULL FROM {TABLE} WHERE failed_at IS NOT NULL"
     ):
@@ -372,15 +345,13 @@ def check_dead_letters(
         each = written.get(name)
         if marked:
             if not copies[name]:
-                ledger.missing_copies += 1
-                ledger.sample("dead-lettered without a copy", f"{name} {each}")
+                ledger.breaks(Promise.NO_COPY, f"{name} {each}")
         elif each is not None:
             # Those of earlier failures were noted, until it was requeued.
             unnoted = copies[name] > each.requeued
             uncopied = expected and each.kind is Kind.UNROUTABLE
-            ledger.unmarked += unnoted or uncopied
             if unnoted or uncopied:
-                ledger.sample("copies not noted, beyond the bound", f"{name} {each} copies {copies[name]}")
+                ledger.breaks(Promise.NOT_NOTED, f"{name} {each} copies {copies[name]}")
 
 
 def check_ids(ledger: Ledger, written: dict[str, Written], database: DatabaseServer) -> None:
@@ -390,8 +361,7 @@ def check_ids(ledger: Ledger, written: dict[str, Written], database: DatabaseSer
         name = hexadecimal(message_id)
         each = written.get(name)
         if each is not None and each.key != "-" and orders[each.key].late(each):
-            ledger.odd_ids += 1
-            ledger.sample("ids not in the order of commits", f"{id} {name} {each}")
+            ledger.breaks(Promise.ODD_IDS, f"{id} {name} {each}")
 
 
 def row(id: str, database: DatabaseServer) -> str:

@@ -4,12 +4,15 @@ Its journal has a line for each message, when all is over: `<message id> <key> <
 clock between which a relay could not have the message in hand. It ends early when its standard input does.
 """
 
-import json
 import select
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from django.db import transaction
+
+from django_outbox import OutboxMessage
 
 ATTEMPTS = 200
 """How many times it looks for pending messages, because relays are quick."""
@@ -19,34 +22,30 @@ class Undone(Exception):
     """Rolls the transaction back."""
 
 
-def main() -> None:
-    """Lock messages by the options in `sys.argv[1]`, an object of JSON."""
-    import django  # noqa: PLC0415
-
-    django.setup()
-    options = json.loads(sys.argv[1])
+def main(*, journal: str, **options: Any) -> None:
     lines: list[str] = []
     for _ in range(ATTEMPTS):
-        if lines := keep_locked(options):
+        if lines := keep_locked(**options):
             break
         time.sleep(0.05)
     # Without lines if the load was over, and nothing was pending.
-    Path(options["journal"]).write_text("".join(lines))
+    Path(journal).write_text("".join(lines))
 
 
-def keep_locked(options: dict[str, Any]) -> list[str]:
-    """Lock pending messages of keys for as long as was asked for; return the lines of the journal."""
-    from django.db import transaction  # noqa: PLC0415 - after django.setup()
+def keep_locked(*, count: int, hold: bool, commit: bool, locked: float, held: float) -> list[str]:
+    """Lock pending messages of keys; return the lines of the journal.
 
-    from django_outbox import OutboxMessage  # noqa: PLC0415
-
+    Args:
+        locked: seconds for which the transaction is open.
+        held: seconds for which they remain held after it.
+    """
     pending = OutboxMessage.objects.pending().exclude(key="")
-    ids = list(pending.order_by("-id").values_list("id", flat=True)[: options["count"]])
+    ids = list(pending.order_by("-id").values_list("id", flat=True)[:count])
     chosen = OutboxMessage.objects.filter(pk__in=ids)
     rows: list[OutboxMessage] = []
     try:
         with transaction.atomic():
-            if options["hold"]:
+            if hold:
                 chosen.hold()
                 rows = [row for row in chosen if row.is_held]
             else:
@@ -54,15 +53,15 @@ def keep_locked(options: dict[str, Any]) -> list[str]:
             begin = time.monotonic()
             if not rows:
                 return []
-            wait(options["locked"])
+            wait(locked)
             end = time.monotonic()
-            if not options["commit"]:
+            if not commit:
                 raise Undone
     except Undone:
         pass
     else:
-        if options["hold"]:
-            wait(options["held"])
+        if hold:
+            wait(held)
             end = time.monotonic()
             chosen.retry_now()
     return [f"{row.message_id.hex} {row.key} {begin:.7f} {end:.7f}\n" for row in rows]
@@ -71,7 +70,3 @@ def keep_locked(options: dict[str, Any]) -> list[str]:
 def wait(seconds: float) -> None:
     """Wait, unless the input has ended."""
     select.select([sys.stdin], [], [], seconds)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,13 +6,17 @@ does. A line of input, `finish`, makes it mend or discard all failed messages, s
 """
 
 import enum
-import json
 import random
 import select
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from django.db import DatabaseError, InterfaceError, connection, transaction
+
+from django_outbox import OutboxMessage
+from django_outbox.retention import discard
 
 PAUSE = 0.3
 """Seconds between two operations."""
@@ -41,8 +45,6 @@ class Operator:
 
     def work(self) -> None:
         """Do one operation, and repeat it until it has succeeded."""
-        from django.db import DatabaseError, InterfaceError, connection  # noqa: PLC0415 - after django.setup()
-
         chosen: list[tuple[Any, ...]] = []
         action = Action.REQUEUE
         begin = 0.0
@@ -63,8 +65,6 @@ class Operator:
         self._journal.flush()
 
     def _choose(self) -> tuple[list[tuple[Any, ...]], Action]:
-        from django_outbox import OutboxMessage  # noqa: PLC0415
-
         failed = list(OutboxMessage.objects.failed().order_by("id").values_list("id", "message_id", "topic")[:1000])
         if not self.finishing:
             # The others stay failed, and their rows can be compared with the dead letters.
@@ -79,14 +79,8 @@ class Operator:
         return self._rand.sample(rows, min(self._rand.randint(0, most), len(rows))), action
 
     def _act(self, action: Action, ids: list[int]) -> None:
-        from django.db import transaction  # noqa: PLC0415
-
-        from django_outbox import OutboxMessage  # noqa: PLC0415
-
         chosen = OutboxMessage.objects.filter(pk__in=ids)
         if action is Action.DISCARD:
-            from django_outbox.retention import discard  # noqa: PLC0415
-
             discard(chosen)
             return
         with transaction.atomic():
@@ -95,20 +89,11 @@ class Operator:
             chosen.requeue()
 
 
-def main() -> None:
-    """Work by the options in `sys.argv[1]`, an object of JSON."""
-    import django  # noqa: PLC0415
-
-    django.setup()
-    options = json.loads(sys.argv[1])
-    operator = Operator(options["seed"], Path(options["journal"]))
+def main(*, seed: int, journal: str) -> None:
+    operator = Operator(seed, Path(journal))
     while True:
         if select.select([sys.stdin], [], [], PAUSE)[0]:
             if not sys.stdin.readline():
                 return
             operator.finishing = True
         operator.work()
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,9 @@ MAX_MESSAGE = 1_000_000
 BATCH_SIZE = 200
 """Small, so that a batch is always in flight when something breaks."""
 
+RELAYS, WORKERS, WRITERS = 3, 2, 4
+"""Numbers of relays, of workers of each, and of processes that enqueue."""
+
 
 class Kind(str, enum.Enum):
     """The expected fate of a message; the writers note it, and the ledger compares it with the actual one."""
@@ -59,10 +62,6 @@ class Plan:
     keys: int = 200
     faults: int = 24
     seed: int = 7
-    relays: int = 3
-    workers: int = 2
-    writers: int = 4
-    batch_size: int = BATCH_SIZE
     minutes: float = 30.0
     kinds: tuple[str, ...] = ()
     """Only these kinds of faults; all that the database has by default."""
@@ -79,7 +78,7 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """The setting `OUTBOX` of the relays."""
         return {
-            "BATCH_SIZE": self.batch_size,
+            "BATCH_SIZE": BATCH_SIZE,
             "POLL_INTERVAL": 0.2,
             "CLAIM_TIMEOUT": CLAIM_TIMEOUT,
             "RETENTION": None,

@@ -11,12 +11,9 @@ SLACK = 30.0
 """Seconds by which a refusal may be noted after the queue was full: a batch is settled when all its messages have an
 outcome, which takes long on a machine that is busy with something else."""
 
-MYSQL_SECONDS = "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())"
-
 SECONDS = {
     "postgresql": "extract(epoch FROM {})",
-    "mariadb": MYSQL_SECONDS,
-    "mysql": MYSQL_SECONDS,
+    "mariadb": "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())",
     "sqlite": "(julianday({}) - 2440587.5) * 86400.0",
 }
 """A time of the table in seconds since 1970, for each vendor."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.faults.brokers.base import Broker
 from tests.faults.places import Place, Places
-from tests.faults.plan import Plan
+from tests.faults.plan import RELAYS, WORKERS, Plan
 from tests.faults.servers import DatabaseServer
 from tests.support.children import ROOT, Nursery
 from tests.support.proxies import Proxies
@@ -17,16 +17,16 @@ def make_relays(
     plan: Plan, nursery: Nursery, database: DatabaseServer, broker: Broker, proxies: Proxies, *, late: Path
 ) -> Places:
     """Return the places of a plan's relays, which note late calls of their publishers in the journal `late`."""
-    command = [sys.executable, "-m", "django", "run_outbox", "--workers", str(plan.workers)]
+    command = [sys.executable, "-m", "django", "run_outbox", "--workers", str(WORKERS)]
     places = []
-    for number in range(plan.relays):
+    for number in range(RELAYS):
         database_proxy = proxies.open(database.port) if database.port else None
         broker_proxy = broker.open_way(proxies)
         url = database.url("relay", database_proxy.port if database_proxy else None)
         publishers = {"default": broker.publisher(broker_proxy.port)}
         backend = publishers["default"]["BACKEND"].rpartition(".")[2]
         publishers["default"]["BACKEND"] = f"tests.faults.publishing.Watched{backend}"
-        publishers["dead"] = broker.dead_letter_publisher(broker_proxy.port)
+        publishers["dead"] = broker.publisher(broker_proxy.port, dead=True)
         environment = {**django_environment(plan, url), "FAULTS_PUBLISHERS": json.dumps(publishers)}
         environment["FAULTS_LATE"] = str(late)
         environment["FAULTS_STOP"] = str(nursery.directory / f"relay-{number}.stop")

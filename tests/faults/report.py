@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from tests.faults.breaking import Inflicted
-from tests.faults.ledger import Ledger
-from tests.faults.plan import Plan
+from tests.faults.ledger import Ledger, Promise
+from tests.faults.plan import BATCH_SIZE, RELAYS, WORKERS, WRITERS, Plan
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def table(result: Result) -> str:
     plan, ledger = result.plan, result.ledger
     lines = [
         f"{plan.database}: {', '.join((*result.versions, *own_versions()))}",
-        f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {plan.workers} workers, "
-        f"batches of {plan.batch_size}, {plan.writers} writers{' that wake the relays' if plan.notify else ''}",
+        f"seed {plan.seed}, {plan.keys:,} keys, {RELAYS} relays with {WORKERS} workers, "
+        f"batches of {BATCH_SIZE}, {WRITERS} writers{' that wake the relays' if plan.notify else ''}",
         f"failed messages {'block' if plan.failed_blocks_key else 'never block'} their key",
         "",
     ]
@@ -51,7 +51,7 @@ def table(result: Result) -> str:
         "repaired by the operator": ledger.mended,
         "discarded by the operator": ledger.discarded,
         "dead letters": ledger.dead_letters,
-        "copies not noted (same bound)": ledger.unmarked,
+        "copies not noted (same bound)": ledger.broken[Promise.NOT_NOTED],
         f"sent again (bound {ledger.sent_again_bound:,})": ledger.sent_again,
         "delivered again by the broker": ledger.redelivered,
         "went on while others were withheld": ledger.went_on,
@@ -78,8 +78,6 @@ def table(result: Result) -> str:
     ]
     for promise, cases in ledger.samples.items():
         lines += ["", f"{promise}:", *(f"  {case}" for case in cases)]
-    for text in ledger.relays:
-        lines += ["", text]
     lines += ["", f"The run did not finish: {result.problem}"] if result.problem else []
     lines += ["", "Every promise was kept." if result.good else "A PROMISE WAS BROKEN."]
     return "\n".join(lines)

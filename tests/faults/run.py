@@ -1,7 +1,6 @@
 """A run: build the stage, let the writers write, break things meanwhile, heal, drain, and check the ledger."""
 
 import contextlib
-import json
 import math
 import signal
 import sys
@@ -14,7 +13,7 @@ from tests.faults import ledger as ledgers
 from tests.faults.breaking import Breaking, Inflicted, Schedule, make_schedule
 from tests.faults.brokers import BROKERS
 from tests.faults.kinds import faults_for
-from tests.faults.plan import Plan
+from tests.faults.plan import BATCH_SIZE, WORKERS, WRITERS, Plan
 from tests.faults.relays import django_environment, make_relays
 from tests.faults.report import Result
 from tests.faults.servers import SERVERS, TABLE, PostgreSQL
@@ -57,7 +56,7 @@ class Run:
         plan = self._plan
         with Nursery(plan.keep_logs) as nursery:
             self._arrivals = nursery.logs / "arrivals.journal"
-            self._journals = [nursery.logs / f"writer-{number}.journal" for number in range(plan.writers)]
+            self._journals = [nursery.logs / f"writer-{number}.journal" for number in range(WRITERS)]
             self._dead = nursery.logs / "dead.journal"
             self._operations = nursery.logs / "operator.journal"
             self._late = nursery.logs / "late.journal"
@@ -76,13 +75,8 @@ class Run:
             database = SERVERS[plan.database](nursery)
             database.start()
             database.prepare()
-            migrate = nursery.start(
-                "migrate",
-                [sys.executable, "-m", "django", "migrate", "--verbosity=0"],
-                environment=django_environment(plan, database.url("writer")),
-            )
-            if migrate.wait(120) != 0:
-                raise SuiteError(f"migrate failed:\n{migrate.tail()}")
+            environment = django_environment(plan, database.url("writer"))
+            nursery.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], environment=environment)
             if isinstance(database, PostgreSQL) and plan.source == "log":
                 database.publish()
         finally:
@@ -95,7 +89,7 @@ class Run:
             return nursery.start(
                 "consumer",
                 [sys.executable, "-m", broker.consumer, broker.url(), self._arrivals, self._dead],
-                environment=django_environment(plan, database.url("writer")),
+                environment=environment,
             )
 
         return Stage(
@@ -145,8 +139,9 @@ class Run:
             dead_letters=True,
         )
         struck = sum(fault.struck for fault in self._inflicted) + ledger.closing
-        ledger.sent_again_bound = self._plan.batch_size * self._plan.workers * struck
-        ledger.relays = stage.relays.broken_promises
+        ledger.sent_again_bound = BATCH_SIZE * WORKERS * struck
+        for text in stage.relays.broken_promises:
+            ledger.breaks(ledgers.Promise.BAD_END, text)
         return Result(
             plan=self._plan,
             ledger=ledger,
@@ -162,13 +157,7 @@ class Run:
     @contextlib.contextmanager
     def _operator(self, stage: Stage) -> Iterator[Child]:
         """Let an operator requeue, mend and discard failed messages until the context ends."""
-        options = json.dumps({"seed": self._plan.seed, "journal": str(self._operations)})
-        operator = stage.nursery.start(
-            "operator",
-            [sys.executable, "-m", "tests.faults.operations", options],
-            environment=django_environment(self._plan, stage.database.url("writer")),
-            talks=True,
-        )
+        operator = stage.start_process("operator", "operations", seed=self._plan.seed, journal=str(self._operations))
         yield operator
         if operator.code is None:
             operator.input.close()
@@ -178,24 +167,24 @@ class Run:
     @contextlib.contextmanager
     def _writers(self, stage: Stage) -> Iterator[list[Child]]:
         plan = self._plan
-        environment = django_environment(plan, stage.database.url("writer"))
-        shares = [plan.messages // plan.writers] * plan.writers
-        shares[0] += plan.messages % plan.writers
-        writers = []
-        for number, share in enumerate(shares):
-            options = {
-                "number": number,
-                "keys": plan.keys,
-                "seed": plan.seed,
-                "poison": [kind.value for kind in stage.broker.poison],
-                "unroutable": plan.unroutable,
-                "hold": SQLITE_HOLD if plan.database == "sqlite" else HOLD,
-                "giants": 10,
-                "messages": share,
-                "journal": str(self._journals[number]),
-            }
-            command = [sys.executable, "-m", "tests.faults.workload", json.dumps(options)]
-            writers.append(stage.nursery.start(f"writer-{number}", command, environment=environment, talks=True))
+        shares = [plan.messages // WRITERS] * WRITERS
+        shares[0] += plan.messages % WRITERS
+        writers = [
+            stage.start_process(
+                f"writer-{number}",
+                "workload",
+                number=number,
+                keys=plan.keys,
+                seed=plan.seed,
+                poison=[kind.value for kind in stage.broker.poison],
+                unroutable=plan.unroutable,
+                hold=SQLITE_HOLD if plan.database == "sqlite" else HOLD,
+                giants=10,
+                messages=share,
+                journal=str(self._journals[number]),
+            )
+            for number, share in enumerate(shares)
+        ]
         try:
             yield writers
         finally:

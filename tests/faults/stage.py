@@ -1,5 +1,6 @@
 """Everything that runs at a time: what the faults act upon."""
 
+import json
 import random
 import sys
 import threading
@@ -7,11 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.faults.brokers.base import Broker
 from tests.faults.places import Place, Places
 from tests.faults.plan import Plan
 from tests.faults.refusals import SECONDS, Refusals
+from tests.faults.relays import django_environment
 from tests.faults.servers import TABLE, DatabaseServer
 from tests.faults.windows import Window
 from tests.support.children import Child, Nursery, wait_until
@@ -48,6 +51,17 @@ class Stage:
     consumer_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by the fault that kills the consumer."""
 
+    def start_process(self, name: str, module: str, **options: Any) -> Child:
+        """Start `main` of a module of this package, with these options and a pipe for its input."""
+        command = [sys.executable, "-m", "tests.faults.process", module, json.dumps(options)]
+        environment = django_environment(self.plan, self.database.url("writer"))
+        return self.nursery.start(name, command, environment=environment, talks=True)
+
+    def manage(self, *arguments: str) -> None:
+        """Run a command of Django as the administrator."""
+        environment = django_environment(self.plan, self.database.url("admin"))
+        self.nursery.run([sys.executable, "-m", "django", *arguments], environment=environment)
+
     def say(self, text: str) -> None:
         """Write a line of progress."""
         sys.stderr.write(f"[{time.monotonic() - self.began:6.1f} s] {text}\n")
@@ -67,7 +81,7 @@ class Stage:
         Raises:
             SuiteError: that took too long, although nothing was broken.
         """
-        key = "`key`" if self.database.vendor in ("mariadb", "mysql") else '"key"'
+        key = "`key`" if self.database.vendor == "mariadb" else '"key"'
         due = SECONDS[self.database.vendor].format("available_at")
         sql = (
             f"SELECT count(*) FROM {TABLE} WHERE available_at IS NOT NULL AND {due} < {{}} AND "

@@ -4,7 +4,6 @@ It has a journal as each writer has one, and another with a line for each messag
 times of the monotonic clock between which it must not arrive. It ends when the messages become due, or with its input.
 """
 
-import json
 import select
 import sys
 import time
@@ -12,7 +11,6 @@ import uuid
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tests.faults.plan import Kind, type_of
 from tests.faults.workload import Interval, Planned, Transaction, write, written_line
@@ -42,26 +40,15 @@ def planned(number: int, seed: int, keys: int, queue: int, due: float) -> Iterat
         yield Planned(id, key, position + 1, Kind.GOOD, type_of(id.hex, key), "", {}, payload, delay, False)
 
 
-def main() -> None:
-    """Write messages by the options in `sys.argv[1]`, an object of JSON."""
-    import django  # noqa: PLC0415
-
-    django.setup()
-    options: dict[str, Any] = json.loads(sys.argv[1])
-    due = time.monotonic() + options["delay"]
-    messages = planned(options["number"], options["seed"], options["keys"], options["queue"], due)
+def main(*, number: int, seed: int, keys: int, queue: int, delay: float, written: str, journal: str) -> None:
+    due = time.monotonic() + delay
+    messages = planned(number, seed, keys, queue, due)
     rows: list[tuple[Planned, Interval]] = []
-    with Path(options["written"]).open("w") as journal:
+    with Path(written).open("w") as lines:
         while chunk := list(islice(messages, CHUNK)):
             done = list(zip(chunk, write(Transaction(chunk, rolled_back=False, many=True, hold=0.0)), strict=True))
-            journal.writelines(written_line(each, interval) for each, interval in done)
+            lines.writelines(written_line(each, interval) for each, interval in done)
             rows += done
     # A message of the queue waits for its head, and each of the others for its own delay.
-    Path(options["journal"]).write_text(
-        "".join(f"{each.id.hex} {each.key} {end:.7f} {due:.7f}\n" for each, (_, end) in rows)
-    )
+    Path(journal).write_text("".join(f"{each.id.hex} {each.key} {end:.7f} {due:.7f}\n" for each, (_, end) in rows))
     select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))
-
-
-if __name__ == "__main__":
-    main()

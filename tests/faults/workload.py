@@ -14,7 +14,6 @@ messages, and repeats the transaction until its outcome is known. Such messages 
 """
 
 import datetime
-import json
 import os
 import random
 import select
@@ -27,6 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.utils import timezone
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
 from tests.faults.plan import MAX_MESSAGE, Kind, is_locked, type_of
 
 PATIENCE = 180
@@ -182,8 +185,6 @@ class Writer:
 
 def write(work: Transaction) -> list[Interval]:
     """Run a transaction until its outcome is known; return when each of its messages got its place in its key."""
-    from django.db import DatabaseError, InterfaceError, connection, transaction  # noqa: PLC0415 - after django.setup()
-
     begin = time.monotonic()
     repeated = False
     while True:
@@ -212,10 +213,6 @@ def write(work: Transaction) -> list[Interval]:
 
 def enqueue_all(work: Transaction, moments: list[float]) -> None:
     """Enqueue the messages of a transaction; `moments` gets for each a time after that and before the commit."""
-    from django.utils import timezone  # noqa: PLC0415
-
-    from django_outbox import OutboxMessage, enqueue, enqueue_many  # noqa: PLC0415
-
     if not work.many:
         for each in work.messages:
             enqueue(
@@ -271,33 +268,22 @@ def allowances() -> Generator[int, bool, None]:
             lines = deque([lines[-1]])
 
 
-def main() -> None:
-    """Write messages by the options in `sys.argv[1]`, an object of JSON."""
-    import django  # noqa: PLC0415
-
-    django.setup()
-    options = json.loads(sys.argv[1])
-    total = options.pop("messages")
-    journal = Path(options.pop("journal"))
+def main(*, messages: int, journal: str, **options: Any) -> None:
     writer = Writer(**options)
     committed = 0
     allowed = allowances()
     limit = next(allowed)
-    with journal.open("w") as lines:
-        while committed < total:
+    with Path(journal).open("w") as lines:
+        while committed < messages:
             try:
                 limit = allowed.send(committed >= limit)
             except StopIteration:
                 return
             if committed >= limit:
                 continue
-            work = writer.transaction(total - committed)
+            work = writer.transaction(messages - committed)
             intervals = write(work)
             if not work.rolled_back:
                 committed += len(work.messages)
             lines.writelines(written_line(*pair) for pair in zip(work.messages, intervals, strict=True))
             lines.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -61,18 +61,22 @@ class Nursery:
             user: whom it runs as, where the suite runs as root.
             talks: whether it gets a pipe for its input, and not nothing.
         """
-        child = Child(
-            name,
-            command,
-            log=self.logs / f"{name}.log",
-            directory=self.directory,
-            environment=environment,
-            user=user,
-            talks=talks,
-        )
+        log = self.logs / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=self.directory,
+                env=environment,
+                user=user,
+                extra_groups=[] if user else None,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child = Child(name, process, log, lambda: self._tell(f"-{process.pid}"))
         self._children.append(child)
         self._tell(f"+{child.pid}")
-        child.on_end = lambda: self._tell(f"-{child.pid}")
         return child
 
     def run(
@@ -126,33 +130,12 @@ class Nursery:
 class Child:
     """A running process, which leads its own process group."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str | Path],
-        *,
-        log: Path,
-        directory: Path,
-        environment: Mapping[str, str] | None,
-        user: str | None,
-        talks: bool,
-    ) -> None:
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, on_end: Callable[[], None]) -> None:
         self.name = name
         self.log = log
-        self.on_end: Callable[[], None] = lambda: None
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [str(part) for part in command],
-                cwd=directory,
-                env=environment,
-                user=user,
-                extra_groups=[] if user else None,
-                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
+        self.pid = process.pid
+        self._process = process
+        self._on_end = on_end
 
     @property
     def input(self) -> IO[bytes]:
@@ -188,7 +171,7 @@ class Child:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        self.on_end()
+        self._on_end()
         return code
 
     def kill(self) -> None:
@@ -237,6 +220,22 @@ def unprivileged(*names: str) -> str | None:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
     return next((name for name in names if name in known), None)
+
+
+def wait_for_answer(server: "Child", ask: Callable[[], object], seconds: float) -> None:
+    """Wait until a call raises no error.
+
+    Raises:
+        SuiteError: the server has ended; the text has the end of its log. Or it did not answer in time.
+    """
+
+    def answers() -> bool:
+        if server.code is not None:
+            raise SuiteError(f"{server.name} ended with {server.code}:\n{server.tail()}")
+        ask()
+        return True
+
+    wait_until(answers, seconds, f"an answer of {server.name}", pause=0.1)
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str, *, pause: float = 0.05) -> None:

@@ -5,7 +5,7 @@ import signal
 from typing import Any, ClassVar
 
 from tests.faults.plan import Kind
-from tests.support.children import Child, Nursery, SuiteError, wait_until
+from tests.support.children import Child, Nursery, SuiteError, wait_for_answer
 from tests.support.kafka.gateway import Gateway
 from tests.support.ports import free_port
 from tests.support.proxies import Proxies, Proxy
@@ -36,7 +36,6 @@ class Broker(abc.ABC):
         port: where clients connect.
     """
 
-    vendor: ClassVar[str]
     poison: ClassVar[tuple[Kind, ...]]
     consumer: ClassVar[str]
     port: int
@@ -66,12 +65,8 @@ class Broker(abc.ABC):
         return proxies.open(self.port)
 
     @abc.abstractmethod
-    def publisher(self, port: int) -> dict[str, Any]:
-        """Return the entry of `OUTBOX["PUBLISHERS"]` that publishes to it through a proxy at this port."""
-
-    @abc.abstractmethod
-    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
-        """Return the entry that publishes dead letters."""
+    def publisher(self, port: int, *, dead: bool = False) -> dict[str, Any]:
+        """Return the entry of `OUTBOX["PUBLISHERS"]` that publishes messages or dead letters by a proxy's port."""
 
     @abc.abstractmethod
     def url(self, port: int | None = None) -> str:
@@ -96,36 +91,21 @@ class OneProcess(Broker):
         nursery: starts the process.
     """
 
+    vendor: ClassVar[str]
+    command: list[str]
+    process: Child
+
     def __init__(self, nursery: Nursery) -> None:
         self.nursery = nursery
         self.port = free_port()
-        self._process: Child | None = None
-
-    @property
-    @abc.abstractmethod
-    def command(self) -> list[str]:
-        """The command that starts it."""
 
     @abc.abstractmethod
     def ping(self) -> None:
         """Log in and out; raise an error unless that works."""
 
-    @property
-    def process(self) -> Child:
-        """The process."""
-        assert self._process is not None
-        return self._process
-
     def start(self) -> None:
-        self._process = process = self.nursery.start(self.vendor, self.command)
-
-        def answers() -> bool:
-            if process.code is not None:
-                raise SuiteError(f"{self.vendor} ended with {process.code}:\n{process.tail()}")
-            self.ping()
-            return True
-
-        wait_until(answers, START_PATIENCE, f"an answer of {self.vendor} at port {self.port}")
+        self.process = self.nursery.start(self.vendor, self.command)
+        wait_for_answer(self.process, self.ping, START_PATIENCE)
 
     def crash(self) -> None:
         self.process.kill()
@@ -138,11 +118,3 @@ class OneProcess(Broker):
 
     def resume(self) -> None:
         self.start()
-
-    def freeze(self) -> None:
-        """Stop the process where it is: it answers nothing, and its connections stay open."""
-        self.process.send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.process.send(signal.SIGCONT)

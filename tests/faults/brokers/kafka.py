@@ -34,7 +34,6 @@ class Kafka(Broker):
     What other brokers suffer as a whole, only one of these suffers; faults of its own concern all.
     """
 
-    vendor = "kafka"
     poison: ClassVar[tuple[Kind, ...]] = (Kind.UNROUTABLE, Kind.TOO_LARGE)
     consumer = "tests.faults.consumers.kafka"
 
@@ -95,11 +94,11 @@ class Kafka(Broker):
         self.gateways[gateway.port] = gateway
         return gateway
 
-    def publisher(self, port: int) -> dict[str, Any]:
-        return self._publisher(port, "{topic}")
-
-    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
-        return self._publisher(port, "dead")
+    def publisher(self, port: int, *, dead: bool = False) -> dict[str, Any]:
+        # A broker that no longer leads a partition responds with the address of the one that does, past the proxies.
+        config = {"bootstrap.servers": self.url(port), "topic.metadata.refresh.interval.ms": 1000}
+        options = {"config": config, "topic": "dead" if dead else "{topic}", "timeout": TIMEOUT}
+        return {"BACKEND": "django_outbox.brokers.kafka.KafkaPublisher", "OPTIONS": options}
 
     def url(self, port: int | None = None) -> str:
         return self.gateways[port].servers if port else self.cluster.servers
@@ -115,11 +114,3 @@ class Kafka(Broker):
 
     def version(self) -> str:
         return f"Apache Kafka {KAFKA.version}"
-
-    def _publisher(self, port: int, topic: str) -> dict[str, Any]:
-        # A broker that no longer leads a partition responds with the address of the one that does, past the proxies.
-        config = {"bootstrap.servers": self.url(port), "topic.metadata.refresh.interval.ms": 1000}
-        return {
-            "BACKEND": "django_outbox.brokers.kafka.KafkaPublisher",
-            "OPTIONS": {"config": config, "topic": topic, "timeout": TIMEOUT},
-        }

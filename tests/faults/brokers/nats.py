@@ -29,27 +29,26 @@ class Nats(OneProcess):
 
     def __init__(self, nursery: Nursery) -> None:
         super().__init__(nursery)
-        self._config = nursery.directory / "nats.conf"
+        config = nursery.directory / "nats.conf"
         Positions(nursery.logs).forget()
-        self._config.write_text(
+        config.write_text(
             f'host: "127.0.0.1"\nport: {self.port}\nmax_payload: {MAX_MESSAGE}\n'
             f'jetstream {{ store_dir: "{nursery.directory / "nats"}" }}\n'
         )
-
-    @property
-    def command(self) -> list[str]:
-        return [find_program("nats-server"), "--config", str(self._config)]
+        self.command = [find_program("nats-server"), "--config", str(config)]
 
     def ping(self) -> None:
         self.ask(JetStreamContext.account_info)
 
     def ask(self, question: Callable[[JetStreamContext], Awaitable[ResultT]]) -> ResultT:
         """Connect, ask JetStream something, and return the answer."""
+        return self._run(lambda client: question(client.jetstream(timeout=10)))
 
+    def _run(self, work: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
         async def connected() -> ResultT:
             client = await connect(self.url())
             try:
-                return await question(client.jetstream(timeout=10))
+                return await work(client)
             finally:
                 await client.close()
 
@@ -72,11 +71,10 @@ class Nats(OneProcess):
 
         self.ask(limit)
 
-    def publisher(self, port: int) -> dict[str, Any]:
-        return self._publisher(port, "{topic}")
-
-    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
-        return self._publisher(port, SUBJECTS["DEAD"][0])
+    def publisher(self, port: int, *, dead: bool = False) -> dict[str, Any]:
+        subject = SUBJECTS["DEAD"][0] if dead else "{topic}"
+        options = {"servers": self.url(port), "subject": subject, "timeout": TIMEOUT}
+        return {"BACKEND": "django_outbox.brokers.nats.JetStreamPublisher", "OPTIONS": options}
 
     def url(self, port: int | None = None) -> str:
         return f"nats://127.0.0.1:{port or self.port}"
@@ -88,21 +86,11 @@ class Nats(OneProcess):
         return self.ask(count) - Positions(self.nursery.logs).total
 
     def version(self) -> str:
-        async def ask() -> str:
-            client = await connect(self.url())
-            try:
-                version = client.connected_server_version
-                return f"NATS {version.major}.{version.minor}.{version.patch}"
-            finally:
-                await client.close()
+        async def ask(client: Client) -> str:
+            version = client.connected_server_version
+            return f"NATS {version.major}.{version.minor}.{version.patch}"
 
-        return asyncio.run(ask())
-
-    def _publisher(self, port: int, subject: str) -> dict[str, Any]:
-        return {
-            "BACKEND": "django_outbox.brokers.nats.JetStreamPublisher",
-            "OPTIONS": {"servers": self.url(port), "subject": subject, "timeout": TIMEOUT},
-        }
+        return self._run(ask)
 
 
 async def connect(url: str) -> Client:

@@ -26,14 +26,11 @@ class Redis(OneProcess):
 
     def __init__(self, nursery: Nursery) -> None:
         super().__init__(nursery)
-        self._folder = nursery.directory / "redis"
-        self._folder.mkdir(mode=0o700)
-
-    @property
-    def command(self) -> list[str]:
-        return [
+        folder = nursery.directory / "redis"
+        folder.mkdir(mode=0o700)
+        self.command = [
             find_program("redis-server"),
-            *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)),
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)),
             *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         ]
 
@@ -52,11 +49,10 @@ class Redis(OneProcess):
             # What is no stream takes no entries.
             client.set("nowhere", "not a stream")
 
-    def publisher(self, port: int) -> dict[str, Any]:
-        return self._publisher(port, "{topic}")
-
-    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
-        return self._publisher(port, DEAD)
+    def publisher(self, port: int, *, dead: bool = False) -> dict[str, Any]:
+        stream = DEAD if dead else "{topic}"
+        options = {"url": self.url(port), "stream": stream, "timeout": TIMEOUT}
+        return {"BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher", "OPTIONS": options}
 
     def url(self, port: int | None = None) -> str:
         return f"redis://127.0.0.1:{port or self.port}/0"
@@ -69,9 +65,3 @@ class Redis(OneProcess):
     def version(self) -> str:
         with self.connect() as client:
             return f"Redis {client.info('server')['redis_version']}"
-
-    def _publisher(self, port: int, stream: str) -> dict[str, Any]:
-        return {
-            "BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher",
-            "OPTIONS": {"url": self.url(port), "stream": stream, "timeout": TIMEOUT},
-        }

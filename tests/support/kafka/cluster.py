@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.support.children import Child, Nursery, SuiteError, wait_until
+from tests.support.children import Child, Nursery, SuiteError, wait_for_answer
 from tests.support.jars import KAFKA
 from tests.support.ports import free_port
 
@@ -48,6 +47,8 @@ class Broker:
         data: the folder of its partitions.
     """
 
+    process: Child
+
     def __init__(self, nursery: Nursery, id: int) -> None:
         self._nursery = nursery
         self.id = id
@@ -55,7 +56,6 @@ class Broker:
         self.controller_port = free_port()
         self.file = nursery.directory / f"broker-{id}.properties"
         self.data = self.file.with_suffix("")
-        self.process: Child | None = None
 
     @property
     def address(self) -> str:
@@ -78,22 +78,18 @@ class Broker:
 
     def kill(self) -> None:
         """End it at once, as a crash does."""
-        assert self.process is not None
         self.process.kill()
 
     def stop(self) -> None:
         """End it as an administrator does: it hands its partitions over."""
-        assert self.process is not None
         self.process.send(signal.SIGTERM)
         assert self.process.wait(60) is not None, "the broker did not stop"
 
     def freeze(self) -> None:
         """Let it do nothing until `thaw`, while its connections remain."""
-        assert self.process is not None
         self.process.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self.process is not None
         self.process.send(signal.SIGCONT)
 
 
@@ -133,17 +129,12 @@ class Cluster:
         """Wait until all brokers respond."""
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
 
-        def is_complete() -> bool:
-            for broker in self.brokers:
-                assert broker.process is not None
-                if broker.process.code is not None:
-                    raise SuiteError(f"Kafka ended with {broker.process.code}:\n{broker.process.tail()}")
-            try:
-                return len(admin.list_topics(timeout=5).brokers) == len(self.brokers)
-            except KafkaException:
-                return False
+        def ask() -> None:
+            found = admin.list_topics(timeout=5).brokers
+            assert len(found) == len(self.brokers), f"there are {len(found)} brokers"
 
-        wait_until(is_complete, START_PATIENCE, "an answer of all brokers of Kafka", pause=0.1)
+        for broker in self.brokers:
+            wait_for_answer(broker.process, ask, START_PATIENCE)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A temporary cluster of RabbitMQ nodes, with names and ports of its own."""
+"""RabbitMQ nodes with names and ports of their own, which share nothing with other nodes of the machine."""
 
 import os
 import socket
@@ -8,12 +8,28 @@ from contextlib import contextmanager
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.support.children import Child, Nursery, SuiteError, find_program, wait_until
+from tests.support.children import Child, Nursery, find_program, wait_for_answer
 from tests.support.ports import free_port
-from tests.support.rabbitmq.node import SCRIPTS, make_home, node_environment
 
 START_PATIENCE = 120
 """Seconds that a node may take until it lets a client in."""
+
+CTL_TIMEOUT = 180
+"""Seconds that `rabbitmqctl` may take: it starts an Erlang machine, which took over 60 on a busy machine."""
+
+# Where Debian keeps what its wrappers in PATH run as another user.
+SCRIPTS = ("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin", "usr/lib/rabbitmq/bin")
+
+COOKIE = "-setcookie outbox"
+"""The cookie that the nodes of a cluster share."""
+
+
+def start_epmd(nursery: Nursery) -> int:
+    """Start a port mapper, and return its port: a node would start one as a daemon that outlives it."""
+    port = free_port()
+    environment = {**os.environ, "ERL_EPMD_ADDRESS": "127.0.0.1"}
+    nursery.start("epmd", [find_program("epmd"), "-port", str(port)], environment=environment)
+    return port
 
 
 class Node:
@@ -21,31 +37,51 @@ class Node:
 
     Args:
         nursery: starts its processes.
-        epmd: the port of the cluster's own port mapper.
+        epmd: the port of its port mapper.
         name: its name within the cluster.
+        settings: further lines of `rabbitmq.conf`.
     """
 
-    def __init__(self, nursery: Nursery, epmd: int, name: str) -> None:
+    def __init__(self, nursery: Nursery, epmd: int, name: str, settings: str = "") -> None:
         self._nursery = nursery
         home = nursery.directory / name
+        home.mkdir(mode=0o700)
         (nursery.directory / ".erlang.cookie").touch(mode=0o600)
         self.port = free_port()
         self.name = f"outbox_{name}_{os.getpid()}@localhost"
-        make_home(home, port=self.port)
-        self._environment = node_environment(
-            home,
-            name=self.name,
-            port=self.port,
-            distribution=free_port(),
-            epmd=epmd,
-            logs=nursery.logs / name,
-            cookie="outbox",
+        (home / "enabled_plugins").write_text("[].\n")
+        (home / "env.conf").touch()
+        (home / "rabbitmq.conf").write_text(
+            f"listeners.tcp.default = 127.0.0.1:{self.port}\n"
+            f"log.console = false\nlog.file.level = info\ndisk_free_limit.absolute = 1MB\n{settings}"
         )
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")},
+            "HOME": str(home),
+            "ERL_EPMD_PORT": str(epmd),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_FLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            # The node shares the machine with everything that is tested with it.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none {COOKIE}",
+            "RABBITMQ_CTL_ERL_ARGS": COOKIE,
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(nursery.logs / name),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": str(home / "env.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
+            "LANG": "C.UTF-8",
+        }
         self._process: Child | None = None
 
     @property
     def url(self) -> str:
-        """Its URL."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
 
     def boot(self) -> None:
@@ -55,18 +91,14 @@ class Node:
 
     def wait(self) -> None:
         """Wait until it lets a client in."""
-        process = self._process
-        assert process is not None
+        assert self._process is not None
 
-        def answers() -> bool:
-            if process.code is not None:
-                raise SuiteError(f"RabbitMQ ended with {process.code}:\n{process.tail()}")
+        def log_in() -> None:
             # pika logs a lot about a port where nothing listens.
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
-            with self.connect():
-                return True
+            self.connect().close()
 
-        wait_until(answers, START_PATIENCE, f"an answer of RabbitMQ at port {self.port}", pause=0.2)
+        wait_for_answer(self._process, log_in, START_PATIENCE)
 
     def kill(self) -> None:
         """Kill it: other nodes and clients see that its connections end."""
@@ -75,16 +107,14 @@ class Node:
 
     def ctl(self, *arguments: str) -> str:
         """Run `rabbitmqctl` on it and return what it printed."""
-        program = find_program("rabbitmqctl", *SCRIPTS)
-        return self._nursery.run([program, "-q", "-n", self.name, *arguments], environment=self._environment)
+        command = [find_program("rabbitmqctl", *SCRIPTS), "-q", "-n", self.name, *arguments]
+        return self._nursery.run(command, environment=self._environment, timeout=CTL_TIMEOUT)
 
-    @contextmanager
-    def connect(self) -> Iterator[pika.BlockingConnection]:
-        """Open a connection for a moment."""
+    def connect(self) -> pika.BlockingConnection:
         parameters = pika.URLParameters(self.url)
+        parameters.connection_attempts = 1
         parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 10
-        with pika.BlockingConnection(parameters) as connection:
-            yield connection
+        return pika.BlockingConnection(parameters)
 
     @contextmanager
     def channel(self) -> Iterator[BlockingChannel]:
@@ -104,10 +134,8 @@ class Node:
 def running_cluster(count: int = 3) -> Iterator[list[Node]]:
     """Start that many nodes and join them to one cluster; all of them are gone in the end."""
     with Nursery() as nursery:
-        epmd = free_port()
+        epmd = start_epmd(nursery)
         nodes = [Node(nursery, epmd, f"rabbit{number}") for number in range(1, count + 1)]
-        environment = {**os.environ, "ERL_EPMD_ADDRESS": "127.0.0.1"}
-        nursery.start("epmd", [find_program("epmd"), "-port", str(epmd)], environment=environment)
         for node in nodes:
             node.boot()
         for node in nodes:
