@@ -20,7 +20,7 @@ from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.schema import find_unapplied_migrations
-from django_outbox.stores.wal_setup import LogSetup
+from django_outbox.stores.wal_setup import find_obstacles
 
 LIBPQ_TIMEOUTS = (
     '{"connect_timeout": 5, "tcp_user_timeout": 8000, "keepalives_idle": 5, "keepalives_interval": 2, '
@@ -183,7 +183,7 @@ def _check_server(store: MySQLStore) -> Iterator[CheckMessage]:
 
 
 def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iterator[CheckMessage]:
-    for obstacle in LogSetup(store).find_obstacles():
+    for obstacle in find_obstacles(store):
         yield Warning(
             f"OUTBOX['PUBLISHERS'][{publisher_aliases[0]!r}]['SOURCE'] is 'log', but the database "
             f"{store.connection.alias!r} {obstacle.problem}. Its messages do not come from the log.",

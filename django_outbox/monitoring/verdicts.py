@@ -334,8 +334,8 @@ def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:
     has_had_time = any(_seconds_since(at, status) > LOG_PATIENCE for at in began)
     if stream.log_is_read is False and has_had_time and not is_behind:
         text = _(
-            "No relay reads PostgreSQL's log for publisher %(publisher)r; the table is searched instead. Run "
-            "outbox_publication to see what is missing."
+            "No relay reads PostgreSQL's log for publisher %(publisher)r; the table is searched instead. Run the "
+            "system checks on the database to see what is missing."
         )
         yield found("log_not_read", text)
 

@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from django_outbox.messages import Message
 from django_outbox.stores.rows import read_headers
-from django_outbox.stores.wal import ADMIT_ROLE, COLUMNS, DECODE_LOG, PUBLICATION, RAISE_LIMIT
+from django_outbox.stores.wal import COLUMNS, DECODE_LOG, PUBLICATION
 from django_outbox.utils.text import one_line
 
 EPOCH = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
@@ -41,21 +41,10 @@ HEADER = 25
 """The bytes before the content of a protocol message: its kind, two places in the log, and a time."""
 
 REMEDIES = {
-    "42501": ADMIT_ROLE.format(role="..."),
-    "28000": "Let pg_hba.conf admit the role to the database",
     "55000": DECODE_LOG,
-    "53400": RAISE_LIMIT.format(limit="max_replication_slots"),
-    "53300": RAISE_LIMIT.format(limit="max_wal_senders"),
+    "53400": "Raise max_replication_slots in postgresql.conf, and restart the server",
 }
-"""The remedy for an error of the server, by its SQLSTATE."""
-
-REFUSALS = {
-    "to start walsender": "42501",
-    "to start WAL sender": "42501",
-    "no pg_hba.conf entry": "28000",
-    "max_wal_senders": "53300",
-}
-"""Words in the errors of a connection that is refused, which come without their SQLSTATE."""
+"""The remedy for an error of the server, by its SQLSTATE. The refusal of a connection comes without one."""
 
 IN_USE = {"42710", "55006"}
 """The errors if another connection has a slot of this name: duplicate_object, object_in_use."""
@@ -268,19 +257,6 @@ class LogReader:
                 self._pgconn.consume_input()
 
 
-def find_refusal(parameters: Mapping[str, Any]) -> str:
-    """Return why the server refuses a connection that reads the log; blank if it accepts one."""
-    try:
-        reader = LogReader(parameters, "", is_stopping=bool)
-        try:
-            reader.identify()
-        finally:
-            reader.close()
-    except LogUnavailable as error:
-        return str(error)
-    return ""
-
-
 def _find_columns(data: bytes) -> list[int]:
     """Return the places in the rows of a relation of each of `COLUMNS`."""
     at = data.index(b"\0", HEADER + 5) + 1
@@ -327,9 +303,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        text = " ".join(str(error).split())
-        code = error.sqlstate or next((code for words, code in REFUSALS.items() if words in text), "")
-        raise LogUnavailable(_with_remedy(text, code)) from error
+        raise LogUnavailable(_with_remedy(" ".join(str(error).split()), error.sqlstate or "")) from error
 
 
 def _with_remedy(text: str, code: str) -> str:

@@ -19,7 +19,6 @@ COLUMNS = ("xid", "publisher", "id", "message_id", "type", "topic", "key", "payl
 
 ADMIT_ROLE = "Run: ALTER ROLE {role} REPLICATION; on Amazon RDS: GRANT rds_replication TO {role}"
 DECODE_LOG = "Set wal_level = logical in postgresql.conf, and restart the server"
-RAISE_LIMIT = "Raise {limit} in postgresql.conf, and restart the server"
 SET_UP = 'Run "manage.py outbox_publication --database={alias}" as the owner of the table'
 
 # Changes if the publication or its entry for the table does, or if the table is created again.

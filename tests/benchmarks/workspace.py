@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.core.management import call_command
 from django.db import connection, connections
 from django.test.utils import override_settings
 
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.wal_setup import LogSetup
+from django_outbox.stores.wal_setup import find_obstacles
 from tests.benchmarks.measuring import BenchmarkError
 
 
@@ -37,8 +38,7 @@ def scratch_database() -> Iterator[None]:
         try:
             connection.creation.create_test_db(verbosity=0, autoclobber=True)
             if connection.vendor == "postgresql":
-                setup = LogSetup(PostgreSQLStore(connection))
-                setup.run(setup.list_statements())
+                call_command("outbox_publication", verbosity=0)
             yield
         finally:
             if connection.settings_dict["NAME"] == name:
@@ -82,7 +82,7 @@ def require_url(setting: str, example: str) -> str:
 def require_log(sources: Collection[str]) -> None:
     """Refuse a server whose log cannot be read, if "log" is one of the sources: the table would be searched instead."""
     if "log" in sources:
-        for obstacle in LogSetup(PostgreSQLStore(connection)).find_obstacles():
+        for obstacle in find_obstacles(PostgreSQLStore(connection)):
             raise BenchmarkError(f"The database {obstacle.problem}. {obstacle.remedy}")
 
 

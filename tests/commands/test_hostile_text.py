@@ -31,7 +31,7 @@ CALLS: dict[str, list[list[str]]] = {
     "outbox_discard": [["--dry-run"], ["--publisher", HOSTILE], ["--key", "other"]],
     "outbox_restore": [["--as", "failed", HOSTILE, "00000000-0000-0000-0000-000000000007"]],
     "outbox_purge": [["--dry-run"]],
-    "outbox_publication": [["--role", HOSTILE]],
+    "outbox_publication": [["--sql"]],
     "outbox_events": [[], ["--asyncapi", "--title", HOSTILE]],
     "run_outbox": [["--check"], ["--publisher", HOSTILE], ["--drain"]],
     "run_inbox": [["--check"], ["--consumer", HOSTILE]],

@@ -16,8 +16,6 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.wal_setup import LogSetup
 from tests.streams.conftest import publish
 from tests.streams.sources import STREAMED, report_relays
 from tests.support.children import Child, Nursery, find_program, unprivileged
@@ -129,7 +127,7 @@ def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(ne
     assert primary.fetch("SELECT count(*) FROM pg_publication") == 0
     standby.run("pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", *primary.address)
     standby.start()
-    with pytest.raises(CommandError, match=r"is a standby\. Use the primary server\."):
+    with pytest.raises(CommandError, match="read-only transaction"):
         publish(standby.alias)
     report_relays(primary.alias, "web-1:9:abcdef", hours=1)
     written = primary.fetch("SELECT pg_current_wal_lsn()::text")
@@ -141,8 +139,6 @@ def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(ne
         out = io.StringIO()
         call_command("outbox_status", "--database", standby.alias, "--no-color", stdout=out)
         assert "PostgreSQL's log" not in out.getvalue()
-    setup = LogSetup(PostgreSQLStore(connections[standby.alias]))
-    assert [obstacle.check for obstacle in setup.find_obstacles()] == ["W058"]
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
