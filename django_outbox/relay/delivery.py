@@ -19,7 +19,6 @@ from django_outbox.relay.sending.broker import BrokerDeliverer
 from django_outbox.relay.sources import LogFollower, Source, StreamFirst, StreamReader, TableSource
 from django_outbox.relay.state import RelayState
 from django_outbox.service.outages import Outage
-from django_outbox.stores import get_store
 from django_outbox.stores.schema import REQUIRED, close_after_error
 
 
@@ -101,8 +100,7 @@ class Delivery:
         # A watcher of the calls may have opened another connection in the meantime.
         is_same = session in (None, connection.connection)
         responds = is_same and not connection.in_atomic_block and is_usable(connection)
-        remedy = get_store(connection).describe_missing_rights(error) if responds else ""
-        return close_after_error(connection, error, [*REQUIRED, *limits]) + remedy, responds
+        return close_after_error(connection, error, [*REQUIRED, *limits]), responds
 
     def _run(self, wanted: int, *, carefully: bool) -> DeliveryResult:
         limiter, budget = self._limiter, self._state.budget

@@ -189,10 +189,6 @@ class Store(ClaimQueries):
         """Return whether the database gave a new row the id of another one, because its sequence is behind."""
         return False
 
-    def describe_missing_rights(self, error: BaseException) -> str:
-        """Return the missing rights on the table of an error; empty if the error names them or has another cause."""
-        return ""
-
     def check_constraints(self) -> None:
         """Check the constraints that the commit would check, if the database can do so for this transaction alone."""
 

@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from django.apps import apps
 from django.db import DatabaseError, OperationalError, transaction
 
-from django_outbox.db.errors import shows_missing_right
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import CHANGED, LockingStore, report_lost
 from django_outbox.stores.claiming import (
@@ -290,11 +288,6 @@ MAX_SCHEMAS = 100
 """Maximum number of schemas in one query, which takes about eight locks for each: on the table and its indexes. All
 sessions share the server's lock table, which has room for at least 6,400 by default."""
 
-MISSING_RIGHTS = """
-SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) privilege
-WHERE NOT has_table_privilege(%s, privilege)
-"""
-
 MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
@@ -484,15 +477,6 @@ class PostgreSQLStore(LockingStore):
     def is_taken_id(self, error: BaseException) -> bool:
         # The name of a primary key ends so, unless it was chosen.
         return "_pkey" in str(error).split("\n")[0]
-
-    def describe_missing_rights(self, error: BaseException) -> str:
-        tables = [model._meta.db_table for model in apps.get_app_config("django_outbox").get_models()]
-        named = [table for table in tables if str(error).split("\n")[0].endswith(f" {table}")]
-        if not shows_missing_right(error) or not named:
-            return ""
-        quoted = self.connection.ops.quote_name(named[0])
-        rights = [right for (right,) in self.fetch(MISSING_RIGHTS, [quoted])]
-        return f" (the role lacks {', '.join(rights)})" if rights else ""
 
     def check_constraints(self) -> None:
         self.connection.check_constraints()
