@@ -9,8 +9,6 @@ from typing import Any
 from django.utils.formats import number_format
 from django.utils.translation import gettext_noop
 
-from django_outbox.stores.stream import OpenTransaction
-
 
 class Level(enum.IntEnum):
     """The urgency of a verdict. The values are the exit codes of `outbox_status`, as Nagios defines them."""
@@ -382,7 +380,6 @@ class Status:
         blocked_keys_are_complete: False if there may be more.
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
-        open_transaction: the oldest open transaction of the database, if there are streams.
         last_hour: counts of each minute, the oldest first.
         last_day: counts of each quarter of an hour, the oldest first.
         verdicts: the verdicts, the most urgent first; never empty.
@@ -398,7 +395,6 @@ class Status:
     relays: tuple[RelayStatus, ...] = ()
     consumers: tuple[ConsumerStatus, ...] = ()
     streams: tuple[StreamStatus, ...] = ()
-    open_transaction: OpenTransaction | None = None
     last_hour: tuple[PeriodCount, ...] = ()
     last_day: tuple[PeriodCount, ...] = ()
     verdicts: tuple[Verdict, ...] = ()

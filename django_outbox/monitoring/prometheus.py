@@ -87,11 +87,6 @@ def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], Value]) 
     return Gauge(name, help, ("database", "publisher"), read)
 
 
-def _open_transaction(status: Status) -> list[Sample]:
-    seconds = status.open_transaction.seconds if status.open_transaction else None
-    return [((), seconds or 0.0)] if status.streams else []
-
-
 GAUGES = (
     Gauge(
         "up",
@@ -215,12 +210,6 @@ GAUGES = (
         lambda s: s.log_kept,
     ),
     _stream_gauge("stream_standbys", "Other relays that can take the stream over.", lambda s: len(s.standbys)),
-    Gauge(
-        "open_transaction_seconds",
-        "Time for which the oldest transaction with a change has been open, if there are streams: its messages wait.",
-        ("database",),
-        lambda reading: _open_transaction(reading.status),
-    ),
 )
 """All gauges, in the order in which they are shown."""
 

@@ -56,7 +56,7 @@ from django_outbox.service.heartbeats import REPORT_INTERVAL
 from django_outbox.stores import Store, get_store
 from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.stream import Stream, Waiting, find_oldest_transaction
+from django_outbox.stores.stream import Stream, Waiting
 from django_outbox.stores.wal import LogQueries
 from django_outbox.utils.text import fingerprint, first_line
 
@@ -258,7 +258,6 @@ def read_status(using: str) -> Status:
         relays=reports,
         consumers=_read_consumers(using, now),
         streams=tuple(streams),
-        open_transaction=find_oldest_transaction(PostgreSQLStore(store.connection)) if streams else None,
         last_hour=_add_up(counts, floor(now, MINUTE), MINUTE, 60),
         last_day=_add_up(counts, floor(now, QUARTER), QUARTER, 96),
     )

@@ -70,9 +70,6 @@ AT_LIMIT = 0.8
 LOG_PATIENCE = 60.0
 """Seconds after its start in which a relay may search the table instead of reading the log."""
 
-LONG_TRANSACTION = 60.0
-"""Seconds after which an open transaction is described with a stream, whose messages wait for it."""
-
 MAX_NAMES = 3
 """Maximum number of relays, and of publishers, that a sentence names."""
 
@@ -341,7 +338,7 @@ def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:
 
 
 def describe_stream(stream: StreamStatus, status: Status) -> str:
-    """Return who moves the stream and who stands by, and the transaction that has been open for long, if any."""
+    """Return who moves the stream and who stands by, and whether the log is read."""
     parts = []
     if stream.moved_at is None:
         parts.append(gettext("no relay has read the stream yet"))
@@ -357,15 +354,6 @@ def describe_stream(stream: StreamStatus, status: Status) -> str:
         text = gettext("PostgreSQL's log is read") if stream.log_is_read else gettext("PostgreSQL's log is not read")
         kept = gettext("%(kept)s of it kept") % {"kept": filesizeformat(stream.log_kept)} if stream.log_kept else ""
         parts.append(", ".join(filter(None, [text, kept])))
-    oldest = status.open_transaction
-    if oldest is not None and (oldest.seconds or 0.0) > LONG_TRANSACTION:
-        text = gettext(
-            "transaction %(number)s (process %(pid)s) has been open for %(age)s: its messages wait for its commit"
-        )
-        if oldest.pid is None:
-            text = gettext("transaction %(name)r has been prepared for %(age)s: its messages wait for its commit")
-        values = {"number": oldest.number, "pid": oldest.pid, "name": oldest.name}
-        parts.append(text % {**values, "age": duration(round(oldest.seconds or 0.0))})
     return " · ".join(parts)
 
 

@@ -184,18 +184,6 @@ RESTORED_TO_TABLE = f"{TO_TABLE} id IN ({LIST_RESTORED})"
 
 MEASURE = f"SELECT count(*), {SERVER} FROM {NEWEST} WHERE {AHEAD}"
 
-# Only the age needs a privilege, unless the role is the same. A prepared transaction has no session.
-OLDEST_TRANSACTION = """
-SELECT number::text, pid, name, extract(epoch FROM statement_timestamp() - since)::float8
-FROM (
-    SELECT backend_xid AS number, pid, '' AS name, xact_start AS since FROM pg_stat_activity
-    WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
-    UNION ALL
-    SELECT transaction, NULL, gid, prepared FROM pg_prepared_xacts WHERE database = current_database()
-) open
-ORDER BY age(number) DESC LIMIT 1
-"""
-
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (
@@ -298,24 +286,6 @@ class Waiting(NamedTuple):
     number: int = 0
     more: bool = False
     oldest: datetime.datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that has written something and is open.
-
-    Streams deliver its messages after its commit; all others are delivered regardless of it.
-
-    Args:
-        pid: the process of the server that runs it; None if it is prepared.
-        name: its name if it is prepared; otherwise empty.
-        seconds: the time for which it has been open; None if the role of this project may not know it.
-    """
-
-    number: int
-    pid: int | None
-    name: str
-    seconds: float | None
 
 
 class Stream:
@@ -501,9 +471,3 @@ class Stream:
         ((name, may_read),) = self._store.fetch(FIND_SEQUENCE)
         is_used = name and (may_read or not optional)
         return sql.replace("{sequence}", name if is_used else "(SELECT 0 AS last_value) none")
-
-
-def find_oldest_transaction(store: PostgreSQLStore) -> OpenTransaction | None:
-    """Return the open transaction of the database with the least number, except that of this session."""
-    rows = store.fetch(OLDEST_TRANSACTION)
-    return OpenTransaction(int(rows[0][0]), *rows[0][1:]) if rows else None

@@ -1,28 +1,23 @@
-"""Every view shows who moves a stream, how far it is behind, and which transaction keeps its messages back."""
+"""Every view shows who moves a stream, and how far it is behind."""
 
 import io
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import connections
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import enqueue
 from django_outbox.models import Heartbeat, StreamPosition
-from django_outbox.monitoring import verdicts
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
-from django_outbox.stores.stream import OpenTransaction
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES
 from tests.streams.sources import PG, STREAMED, deliver, new_source, report_relays
-from tests.support import databases
 from tests.support.databases import statements
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED
@@ -32,15 +27,6 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 
 OUTBOX = STREAMED
 STANDBY = "web-2:9:abcdef"
-
-
-@pytest.fixture
-def open_transaction() -> Iterator[OpenTransaction]:
-    """A transaction that has written something and stays open."""
-    with databases.open_transaction(PG) as cursor:
-        cursor.execute("SELECT pg_current_xact_id()::text, pg_backend_pid()")
-        number, pid = cursor.fetchone()
-        yield OpenTransaction(int(number), pid, "", 0.0)
 
 
 def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
@@ -70,17 +56,7 @@ def test_messages_that_are_newer_than_a_page_in_progress_count_as_well():
     assert result.publishers[0].oldest_due is not None
 
 
-def test_the_oldest_open_transaction_is_named_with_its_process(open_transaction: OpenTransaction):
-    with transaction.atomic(using=PG):
-        enqueue("t", 1, using=PG)
-        found = read_status(PG).open_transaction
-    assert found is not None
-    assert found.number % 2**32 == open_transaction.number % 2**32
-    assert (found.pid, found.name) == (open_transaction.pid, "")
-    assert found.seconds is not None
-
-
-def test_a_stream_costs_the_status_five_statements_more():
+def test_a_stream_costs_the_status_four_statements_more():
     put(3, PG)
     deliver(new_source(PG))
     put(2, PG)
@@ -92,14 +68,11 @@ def test_a_stream_costs_the_status_five_statements_more():
         CaptureQueriesContext(connections[PG]) as without,
     ):
         read_status(PG)
-    assert len(statements(with_stream)) - len(statements(without)) == 5
+    assert len(statements(with_stream)) - len(statements(without)) == 4
 
 
 @pytest.mark.usefixtures("fresh_figures")
-def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
-    open_transaction: OpenTransaction, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(verdicts, "LONG_TRANSACTION", -1.0)
+def test_every_view_shows_the_owner_and_the_lag():
     report_relays(PG, name_process(), STANDBY)
     put(3, PG)
     deliver(new_source(PG))
@@ -110,13 +83,11 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     shown = json.loads(out.getvalue())
     assert shown["streams"][0]["relay"] == name_process()
     assert shown["streams"][0]["standbys"] == [STANDBY]
-    assert shown["open_transaction"]["pid"] == open_transaction.pid
     out = io.StringIO()
     with suppress(SystemExit):
         call_command("outbox_status", "--database", PG, "--no-color", stdout=out)
     line = next(line for line in out.getvalue().splitlines() if f"stream of {name_process()} · moved" in line)
     assert line.split()[:2] == ["default", "2"]
-    assert f"(process {open_transaction.pid}) has been open for" in line
 
     gauges = {
         (family.name.removeprefix("django_outbox_"), sample.value)
@@ -130,4 +101,3 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     html = client.get("/admin/django_outbox/overview/", {"using": PG, "fragment": "1"}).content.decode()
     assert f"stream of {name_process()}" in html
     assert "1 relay stands by" in html
-    assert f"(process {open_transaction.pid}) has been open for" in html
