@@ -1,13 +1,12 @@
 """The app class. Celery apps import it before Django's models are loaded, so it must not import them."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
 from django_outbox.celery.calls import StoringProducer, prepare
 from django_outbox.celery.context import sends_directly
-from django_outbox.celery.task import AnyResult, OutboxControl, OutboxResult, OutboxTask
+from django_outbox.celery.task import AnyResult, OutboxTask
 
 if TYPE_CHECKING:
     AnyCelery = Celery[Any]
@@ -27,7 +26,6 @@ class OutboxCelery(AnyCelery):
     """
 
     task_cls: Any = OutboxTask
-    control_cls: Any = OutboxControl
 
     outbox_publisher: str = "celery"
     outbox_using: str | None = None
@@ -69,7 +67,6 @@ class OutboxCelery(AnyCelery):
         source = task or self
         ignore_result = options.pop("ignore_result", task and task.ignore_result)
         stored_by, options = prepare(self, source, task_id, using, options, ignore_result=ignore_result)
-        options["result_cls"] = partial(OutboxResult, app=self, outbox_using=stored_by.using)
         task_id = stored_by.task_id.text
         result = super().send_task(name, args, kwargs, task_id=task_id, producer=stored_by, **options)
         result.ignored = ignore_result

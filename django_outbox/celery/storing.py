@@ -1,16 +1,16 @@
-"""Calls of tasks in the outbox: store them, and let revoked ones expire.
+"""Store calls of tasks in the outbox.
 
 The models must be loaded before this module is imported.
 """
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from celery import Celery
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, router, transaction
+from django.db import InterfaceError, OperationalError, connections, router
 from django.db.models import Model
 from kombu import Exchange, Queue
 from kombu.compression import compress
@@ -20,8 +20,7 @@ from kombu.serialization import dumps
 
 from django_outbox.brokers.celery.encoding import pack
 from django_outbox.celery.context import StoredCall, is_beat
-from django_outbox.db.functions import DatabaseNow
-from django_outbox.db.transactions import check_task_transaction, outlive_connection, reconnect_if_lost
+from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
@@ -31,9 +30,6 @@ from django_outbox.utils.text import describe, escape
 
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 """The namespace of the message IDs that are derived from task IDs."""
-
-LONG_AGO = "1970-01-01T00:00:00+00:00"
-"""The time at which a revoked call has expired, in a worker with any clock."""
 
 BEAT_WAIT = Backoff(delay=1.0, max_delay=15.0, jitter=0.0)
 """Waits of beat before it tries again to reach the database."""
@@ -124,33 +120,6 @@ def message_id_of(task_id: str) -> uuid.UUID:
         return uuid.UUID(task_id)
     except ValueError:
         return uuid.uuid5(NAMESPACE, task_id)
-
-
-def expire_calls(task_ids: Collection[str], databases: Collection[str | None], then: Callable[[], object]) -> None:
-    """Make the pending calls with these IDs expired and due, in the current transaction or in one for each database.
-
-    A worker that receives an expired call records that it was revoked, and does not run it. A call that a relay is
-    sending is left alone. `then` is called after the commit on the first database; at once if no transaction is open,
-    even if a database is unavailable.
-    """
-    aliases = [*dict.fromkeys(using or router.db_for_write(OutboxMessage) for using in databases)]
-    message_ids = [message_id_of(task_id) for task_id in task_ids]
-    try:
-        for using in aliases:
-            reconnect_if_lost(connections[using])
-            with transaction.atomic(using=using):
-                rows = OutboxMessage.objects.using(using).pending().filter(message_id__in=message_ids)
-                for row in rows.select_for_update(skip_locked=True):
-                    if row.headers.get("id") in task_ids:
-                        row.headers |= {"expires": LONG_AGO, "eta": None}
-                        row.available_at = DatabaseNow()
-                        row.save(using=using, update_fields=["headers", "available_at"])
-    except DatabaseError:
-        # The call may have left the outbox, so the workers are asked in any case.
-        if not connections[aliases[0]].in_atomic_block:
-            then()
-        raise
-    transaction.on_commit(then, using=aliases[0])
 
 
 def _wait_for_database(using: str) -> None:

@@ -1,7 +1,6 @@
 """The app class: what is called by name is stored as well, on each database."""
 
 import pickle
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -9,15 +8,13 @@ from typing import Any
 import pytest
 from celery import Celery, Task, chain, group, signature
 from celery.beat import Scheduler
-from django.db import OperationalError, connections, transaction
+from django.db import transaction
 from django.test import override_settings
-from django.utils import timezone
 
 from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.celery.calls import StoringProducer
-from django_outbox.celery.task import OutboxResult
 from django_outbox.exceptions import TransactionRequired
-from django_outbox.models import OutboxMessage, Status
+from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
 from tests.support.celery import app as celery_app
 from tests.support.celery.tools import PUBLISHERS
@@ -130,75 +127,3 @@ def test_its_attributes_choose_the_publisher_of_tasks_that_it_does_not_know(
 
 def test_it_can_be_pickled_as_celery_does_for_its_processes(app: Celery):
     assert type(pickle.loads(pickle.dumps(app))) is OutboxCelery
-
-
-def sent_revokes(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the IDs that workers are told to revoke."""
-    sent: list[Any] = []
-    monkeypatch.setattr(app.control, "broadcast", lambda _, arguments, **__: sent.append(arguments["task_id"]))
-    return sent
-
-
-@pytest.mark.django_db(databases=ALIASES, transaction=True)
-@pytest.mark.parametrize("by", ["result", "id", "control"])
-def test_a_call_that_waits_is_revoked_with_the_transaction(
-    app: Celery, using: str, by: str, monkeypatch: pytest.MonkeyPatch
-):
-    sent = sent_revokes(app, monkeypatch)
-    add = app.tasks["tests.add"]
-    call, kept = (add.apply_async((1, 2), countdown=86400) for _ in range(2))
-    revoke = {
-        "result": call.revoke,
-        "id": add.AsyncResult(call.id).revoke,
-        "control": lambda: app.control.revoke([call.id]),
-    }[by]
-    with transaction.atomic(using=using):
-        revoke()
-        assert sent == []
-        transaction.set_rollback(True, using=using)
-    assert sent == []
-    assert all("expires" not in row.headers or row.headers["expires"] is None for row in rows_of(using))
-    revoke()
-    assert sent in ([call.id], [[call.id]])
-    revoked, waiting = rows_of(using)
-    assert (revoked.status, revoked.headers["expires"]) == (Status.PENDING, "1970-01-01T00:00:00+00:00")
-    assert revoked.available_at is not None
-    assert revoked.available_at <= timezone.now()
-    assert waiting.available_at is not None
-    assert waiting.available_at > timezone.now()
-    assert str(waiting.message_id) == kept.id
-
-
-def test_revoking_leaves_other_messages_alone(app: Celery, using: str, monkeypatch: pytest.MonkeyPatch):
-    sent_revokes(app, monkeypatch)
-    row = OutboxMessage(type="order.created", payload={}, publisher="default", message_id=uuid.uuid4())
-    row.save(using=using)
-    app.tasks["tests.add"].AsyncResult(str(row.message_id)).revoke()
-    assert rows_of(using)[0].headers == {}
-
-
-def test_a_call_by_name_on_a_chosen_database_is_revoked(app: Celery, monkeypatch: pytest.MonkeyPatch):
-    """Its result knows the database, and keeps it when it is pickled."""
-    monkeypatch.setattr(OutboxTask, "outbox_using", "default")
-    monkeypatch.setattr(OutboxCelery, "outbox_using", "default")
-    sent_revokes(app, monkeypatch)
-    result = app.send_task("billing.charge", using="postgresql", countdown=86400)
-    result.revoke()
-    (row,) = rows_of("postgresql")
-    assert row.headers["expires"] == "1970-01-01T00:00:00+00:00"
-    assert isinstance(result, OutboxResult)
-    assert result.__reduce__()[2] == {"outbox_using": "postgresql"}
-
-
-@pytest.mark.django_db(databases=ALIASES, transaction=True)
-def test_workers_are_told_although_the_database_is_unavailable(
-    app: Celery, using: str, monkeypatch: pytest.MonkeyPatch
-):
-    def fail(*_: Any) -> None:
-        raise OperationalError("connection refused")
-
-    sent = sent_revokes(app, monkeypatch)
-    result = app.send_task("billing.charge")
-    with connections[using].execute_wrapper(fail), pytest.raises(OperationalError):
-        result.revoke()
-    assert sent == [result.id]

@@ -123,22 +123,6 @@ def test_a_task_that_expired_in_the_outbox_is_revoked(tasks: Tasks):
         result(call)
 
 
-def test_a_call_that_is_revoked_in_the_outbox_is_not_run(tasks: Tasks):
-    call = tasks.add.apply_async((1, 2), countdown=86400)
-    call.revoke()
-    with pytest.raises(TaskRevokedError):
-        result(call)
-
-
-def test_a_chord_whose_task_is_revoked_in_the_outbox_fails(tasks: Tasks):
-    waiting = tasks.add.s(1, 2).set(countdown=86400)
-    waits_for = waiting.freeze()
-    call = chord([tasks.add.s(3, 4), waiting], tasks.total.s()).apply_async()
-    waits_for.revoke()
-    with pytest.raises(TaskRevokedError):
-        result(call)
-
-
 def test_a_retry_in_a_transaction_is_not_rolled_back(tasks: Tasks):
     assert result(tasks.retry_in_transaction.delay()) == 2
 
