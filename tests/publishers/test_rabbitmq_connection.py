@@ -56,7 +56,7 @@ def test_a_durable_exchange_is_declared_on_demand(broker: Broker, make_publisher
 
 @pytest.mark.parametrize(
     ("place", "kind"),
-    [("exchange 'shop'", OutcomeKind.UNANSWERED), ("topic 'a.b' in exchange 'shop'", OutcomeKind.DEFERRED)],
+    [("exchange 'amq.default'", OutcomeKind.UNANSWERED), ("topic 'a.b' in exchange 'shop'", OutcomeKind.DEFERRED)],
     ids=["exchange", "topic"],
 )
 def test_a_user_who_may_not_write_to_the_exchange_is_an_outage_but_not_one_who_may_not_use_a_routing_key(
@@ -93,18 +93,11 @@ def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
     assert "no-such-vhost" in error
 
 
-def test_a_proxy_that_loses_its_broker_is_no_wrong_url(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
-    publisher = make_publisher(broker_url(port=proxy.port))
-    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
-    publisher.close()
+def test_a_server_that_hangs_up_while_connecting_may_be_a_broker_or_not(proxy: Proxy, make_publisher: MakePublisher):
     proxy.go_down()
+    publisher = make_publisher(broker_url(port=proxy.port))
     error = only_error(publisher.publish([make_message("t")]), OutcomeKind.UNANSWERED)
-    assert "the broker is starting or stopping, or a proxy cannot reach it" in error
-    assert "in url" not in error
-    # A url that has never worked may be wrong.
-    unused = make_publisher(broker_url(port=proxy.port))
-    error = only_error(unused.publish([make_message("t")]), OutcomeKind.UNANSWERED)
-    assert "this port does not speak AMQP, correct host and port in url" in error
+    assert "the broker is starting or stopping, a proxy cannot reach it, or this port does not speak AMQP" in error
 
 
 def test_connecting_is_bounded_in_time(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):

@@ -3,7 +3,7 @@
 import pytest
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
-from django_outbox.brokers.rabbitmq.errors import explain
+from django_outbox.brokers.rabbitmq.errors import blames_message, explain
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,14 @@ def test_a_channel_that_the_broker_closes_is_explained_with_one_remedy(code: int
 def test_a_connection_that_the_broker_closes_has_no_remedy_of_a_channel():
     reply = "CONNECTION_FORCED - no queue"
     assert explain(ConnectionClosedByBroker(404, reply)) == f"404 {reply}"
+
+
+@pytest.mark.parametrize(
+    ("exchange", "refused", "blamed"),
+    [("shop", "shop", False), ("", "amq.default", False), ("", "exchange of one task", True)],
+)
+def test_a_refused_exchange_is_the_fault_of_a_message_only_if_each_has_its_own(
+    exchange: str, refused: str, blamed: bool
+):
+    reply = f"ACCESS_REFUSED - write access to exchange '{refused}' in vhost '/' refused for user 'shop'"
+    assert blames_message(ChannelClosedByBroker(403, reply), exchange) is blamed

@@ -38,7 +38,6 @@ class RabbitMQConnection(ConnectionThread):
         make_wire: Callable[[AbstractStreamProtocol], Wire],
     ) -> None:
         super().__init__(options.alias, "rabbitmq")
-        self._common_options = options
         self._timeout = options.timeout
         self._untried_hosts = random.sample(hosts, len(hosts))
         self._failures: list[str] = []
@@ -84,11 +83,10 @@ class RabbitMQConnection(ConnectionThread):
 
     def _note_ready(self, text: str) -> None:
         self._is_settled.set()
-        self._common_options.has_connected = True
         self._log(logging.INFO, text, event="broker.connected")
 
     def _on_open_error(self, _connection: pika.SelectConnection, error: BaseException) -> None:
-        reason = explain(error, has_connected=self._common_options.has_connected)
+        reason = explain(error)
         self._note_failure(NO_RESPONSE if self._has_timed_out else reason)
         if self._untried_hosts and not self._is_settled.is_set():
             self._try_next()

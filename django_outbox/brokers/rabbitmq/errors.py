@@ -14,13 +14,6 @@ _QUEUE_REMEDIES = (
     (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
 )
 
-# What pika deduces from when the server hangs up.
-_DEDUCED = (
-    exceptions.IncompatibleProtocolError,
-    exceptions.ProbableAuthenticationError,
-    exceptions.ProbableAccessDeniedError,
-)
-
 _EXCHANGE_REMEDIES = (
     (404, "no exchange", "declare it, or set declare_exchange"),
     (403, "access to topic", "give the user of the url topic permission for this routing key"),
@@ -30,15 +23,9 @@ _EXCHANGE_REMEDIES = (
 )
 
 
-def explain(error: BaseException, *, has_connected: bool = False) -> str:
-    """Return on one line why a connection could not be opened, or why it or a channel was closed, and the remedy.
-
-    Args:
-        has_connected: whether the options have worked before, so that a server that hangs up is no sign of wrong ones.
-    """
+def explain(error: BaseException) -> str:
+    """Return on one line why a connection could not be opened, or why it or a channel was closed, and the remedy."""
     error = _root(error)
-    if has_connected and isinstance(error, _DEDUCED) and "StreamLostError" in str(error.args):
-        return "the connection ended before it was open: the broker is starting or stopping, or a proxy cannot reach it"
     text = explain_network(
         error,
         server="the broker",
@@ -48,12 +35,15 @@ def explain(error: BaseException, *, has_connected: bool = False) -> str:
     )
     if text:
         return text
-    if isinstance(error, exceptions.ProbableAuthenticationError):
+    if isinstance(error, exceptions.IncompatibleProtocolError) or "StreamLostError" in str(error.args):
+        text = (
+            "the connection ended before it was open: the broker is starting or stopping, a proxy cannot reach it, or "
+            "this port does not speak AMQP; if it expects TLS, use amqps:// in url"
+        )
+    elif isinstance(error, exceptions.ProbableAuthenticationError):
         text = f"the login is refused, check user and password in url: {error.args[0]}"
     elif isinstance(error, exceptions.ProbableAccessDeniedError):
         text = f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
-    elif isinstance(error, exceptions.IncompatibleProtocolError):
-        text = "this port does not speak AMQP, correct host and port in url; if it expects TLS, use amqps://"
     elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout):
         text = "no response in time"
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
@@ -67,15 +57,17 @@ def explain(error: BaseException, *, has_connected: bool = False) -> str:
     return text or type(error).__name__
 
 
-def blames_message(error: BaseException) -> bool:
+def blames_message(error: BaseException, exchange: str) -> bool:
     """Return whether the broker closed the channel because of one message, not because of a condition that affects all.
 
-    An exchange that is missing, or that the user may not write to, affects every message. A missing topic permission
-    affects one routing key. RabbitMQ replies 406 to properties or headers that it does not accept.
+    An exchange that is missing affects all messages. So does an exchange that the user may not write to, unless
+    `exchange`, the publisher's, is blank, and a message has its own. A missing topic permission affects one routing
+    key. RabbitMQ replies 406 to properties or headers that it does not accept.
     """
     if not isinstance(error, exceptions.ChannelClosedByBroker) or error.reply_code == 404:
         return False
-    return not lacks_permission(error) or "access to topic" in error.reply_text
+    text = error.reply_text
+    return not lacks_permission(error) or "access to topic" in text or not (exchange or "'amq.default'" in text)
 
 
 def lacks_permission(error: BaseException) -> bool:

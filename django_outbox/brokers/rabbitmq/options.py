@@ -42,9 +42,6 @@ class RabbitMQOptions:
 
     RabbitMQ's management pages show `alias` as part of the connection's name. No error shows a url, which may hold a
     password.
-
-    Attributes:
-        has_connected: whether a connection could be used with these options.
     """
 
     alias: str = field(kw_only=False)
@@ -53,7 +50,6 @@ class RabbitMQOptions:
     connect_timeout: float = 5.0
     ssl: Mapping[str, str] | None = None
     hosts: tuple[pika.URLParameters, ...] = field(init=False)
-    has_connected: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)

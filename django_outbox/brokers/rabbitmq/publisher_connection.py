@@ -332,7 +332,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         if self.error or not self._connection.is_open:
             return
         transmission = channel.transmission
-        if transmission is None or not blames_message(error):
+        if transmission is None or not blames_message(error, self._options.exchange):
             self._close(f"RabbitMQ closed the channel: {explain(error)}")
             return
         self._channels.remove(channel)
