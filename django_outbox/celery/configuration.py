@@ -1,7 +1,6 @@
 """Errors in the settings of Celery apps with tasks that use the outbox."""
 
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -12,25 +11,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 
 from django_outbox.brokers.celery import CeleryPublisher
-from django_outbox.brokers.celery.options import find_app, late_modules
+from django_outbox.brokers.celery.options import EXAMPLE, find_app, late_modules
 from django_outbox.brokers.registry import import_backend
 from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, SettingsProblem
 from django_outbox.utils.text import counted
 
-
-def _write_entry(app: Celery) -> str:
-    """Return the entry of `PUBLISHERS` for an app, with the module and the variable that hold it, if they are found."""
-    paths = [
-        f"{name}:{variable}"
-        for name, module in sorted(sys.modules.items())
-        for variable, value in [*getattr(module, "__dict__", {}).items()]
-        if value is app and not name.startswith("celery.")
-    ]
-    # The module in which it was made, not one that imports it.
-    path = min(paths, key=lambda path: (not path.startswith(f"{app.main}."), len(path)), default="shop.celery:app")
-    return f'{{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {{"app": "{path}"}}}}'
+ENTRY = f'{{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {{"app": {EXAMPLE}}}}}'
 
 
 def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
@@ -45,24 +33,23 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
     current = app_or_default()
     by_path = _find_apps(paths)
     apps = [*dict.fromkeys([current, *by_path.values()])]
-    users: dict[str, tuple[str, Celery]] = {}
+    users: dict[str, str] = {}
     for app in apps:
         for name, alias in _find_aliases(app):
-            users.setdefault(alias, (name, app))
-    for alias, (name, app) in users.items():
-        entry = _write_entry(app)
+            users.setdefault(alias, name)
+    for alias, name in users.items():
         text = f"{name} uses the publisher {alias!r}, which"
         if alias not in settings.publishers:
             yield SettingsProblem(
                 "E030",
                 f"{text} is not in OUTBOX['PUBLISHERS'].",
-                f"Add it: {alias!r}: {entry}. Or set outbox_publisher of the task or the app to one that exists.",
+                f"Add it: {alias!r}: {ENTRY}. Or set outbox_publisher of the task or the app to one that exists.",
             )
         elif alias not in publishers:
             yield SettingsProblem(
                 "E031",
                 f"{text} is not a CeleryPublisher.",
-                f"Set outbox_publisher of the task or the app to the alias of one, or change the entry: {entry}.",
+                f"Set outbox_publisher of the task or the app to the alias of one, or change the entry: {ENTRY}.",
             )
     for app in apps:
         module, name = _find_late_import(app, by_path)

@@ -11,11 +11,9 @@ from typing import Any
 
 from celery import Celery
 from django.db import InterfaceError, OperationalError, connections, router
-from django.db.models import Model
 from kombu import Exchange, Queue
 from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
-from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 
 from django_outbox.brokers.celery.encoding import pack
@@ -33,20 +31,6 @@ NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 
 BEAT_WAIT = Backoff(delay=1.0, max_delay=15.0, jitter=0.0)
 """Waits of beat before it tries again to reach the database."""
-
-
-def _find_unencodable(body: Any, serializer: str | None) -> str:
-    """Return which argument cannot be serialized, with a remedy; empty if that is not an argument of a call."""
-    args, kwargs, *_ = body if isinstance(body, tuple | list) and len(body) > 1 else ((), {})
-    named = [(f"args[{index}]", value) for index, value in enumerate(args)]
-    for name, value in [*named, *((f"kwargs[{key!r}]", value) for key, value in kwargs.items())]:
-        try:
-            dumps(value, serializer=serializer)
-        except EncodeError as error:
-            if isinstance(value, Model):
-                return f"{name}: is the model {type(value).__qualname__}, which is not JSON. Pass its pk."
-            return f"{name}: {error}"
-    return ""
 
 
 def store(
@@ -68,10 +52,7 @@ def store(
     keeps the message.
     """
     encoded: str | bytes
-    try:
-        content_type, content_encoding, encoded = dumps(body, serializer=serializer)
-    except EncodeError as error:
-        raise EncodeError(_find_unencodable(body, serializer) or str(error)) from error
+    content_type, content_encoding, encoded = dumps(body, serializer=serializer)
     for name in ("argsrepr", "kwargsrepr"):
         # A database may not store other characters.
         headers[name] = escape(headers[name]) if isinstance(headers[name], str) else headers[name]

@@ -275,9 +275,7 @@ def test_an_unknown_publisher_is_refused(add: Any, using: str, monkeypatch: pyte
 
 def test_arguments_that_are_not_serializable_are_refused(app: Celery, using: str):
     with transaction.atomic(using=using):
-        with pytest.raises(EncodeError, match=r"^args\[0\]: Object of type object is not JSON serializable"):
-            app.tasks["tests.echo"].delay(object())
-        with pytest.raises(EncodeError, match=r"^args\[0\]: is the model OutboxMessage, .* Pass its pk\.$"):
+        with pytest.raises(EncodeError, match="Object of type OutboxMessage is not JSON serializable"):
             app.tasks["tests.echo"].delay(OutboxMessage())
         assert not OutboxMessage.objects.using(using).exists()
 

@@ -40,11 +40,12 @@ def test_the_timeout_must_be_seconds(make: MakeApp, timeout: object):
     [
         ({"task_protocol": 1}, "task_protocol"),
         ({"broker_url": "nonsense://:secret@host"}, "broker_url of the Celery app cannot be used"),
+        ({"broker_url": "redis://one;redis://two:secret"}, "broker_url of the Celery app cannot be used"),
         ({"broker_login_method": "EXTERNAL"}, "broker_login_method is 'EXTERNAL'"),
         ({"broker_use_ssl": {"cert_reqs": 0}}, "cert_reqs=CERT_NONE"),
         ({"broker_use_ssl": {"ca_certs": "/missing.pem"}}, "/missing.pem"),
     ],
-    ids=["protocol", "transport", "login", "certificate", "file"],
+    ids=["protocol", "transport", "port", "login", "certificate", "file"],
 )
 def test_settings_of_the_app_that_cannot_be_used_are_refused(make: MakeApp, conf: dict[str, Any], text: str):
     make(settings.AMQP_URL).conf.update(conf)
@@ -59,7 +60,7 @@ def test_the_broker_is_described_without_secrets(make: MakeApp):
         f"Celery app {PATH}, RabbitMQ at amqp://one:5673/vhost, amqp://two:5672/%2F"
     )
     make("redis://user:secret@one:6380/3?ssl_cert_reqs=required")
-    assert CeleryPublisher("celery", app=PATH).describe() == f"Celery app {PATH}, redis://one:6380/3"
+    assert CeleryPublisher("celery", app=PATH).describe() == f"Celery app {PATH}, redis://user:**@one:6380/3"
 
 
 def test_tls_by_the_scheme_of_the_url_is_used_on_each_node(make: MakeApp):

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu import Connection
 from kombu.transport.pyamqp import SSLTransport
 from kombu.utils.imports import symbol_by_name
-from kombu.utils.url import url_to_parts
+from kombu.utils.url import sanitize_url
 
 EXAMPLE = '"shop.celery:app"'
 
@@ -44,6 +44,7 @@ def connect(app: Celery, **transport_options: Any) -> Connection:
             transport_options={**transport_options, **app.conf.broker_transport_options}
         )
         connection.get_transport_cls()
+        describe_broker(connection)
     except (ImportError, KeyError, TypeError, ValueError) as error:
         # The text of an error about a URL may quote the password.
         raise ImproperlyConfigured(
@@ -68,8 +69,8 @@ def is_redis(connection: Connection) -> bool:
 
 
 def describe_broker(connection: Connection) -> str:
-    """Return the URL of each node, without user, password and query."""
-    return ", ".join(_without_secrets(url) for url in connection.alt or [connection.as_uri()])
+    """Return the URL of each node, without password and query."""
+    return ", ".join(sanitize_url(url) for url in connection.alt or [connection.as_uri()])
 
 
 def amqp_urls(connection: Connection) -> list[str]:
@@ -106,12 +107,3 @@ def _amqp_url(node: Connection) -> str:
         quote(text, safe="") for text in (node.userid or "guest", password or "guest", node.virtual_host or "/")
     )
     return f"{scheme}://{user}:{password}@{node.hostname or 'localhost'}:{node.port or port}/{vhost}"
-
-
-def _without_secrets(url: str) -> str:
-    try:
-        parts = url_to_parts(url)
-    except ValueError:
-        return "a URL that cannot be read"
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname or ''}{port}/{quote(parts.path or '', safe='')}"
