@@ -99,19 +99,15 @@ def construct(
 
 def _import_hint(backend: str, kind: str) -> str:
     """Return the hint about a class that cannot be imported; `kind` is the end of its name: Publisher or Consumer."""
-    root, *packages = backend.removesuffix(kind).split(".")
-    if backend in SHIPPED and packages[1] in EXTRAS:
-        return f'Install the driver: pip install "django-transactional-outbox[{packages[1]}]".'
-    # Without the end that all have in common, and in any case.
-    names = {path.rpartition(".")[2].removesuffix(kind).lower(): path for path in SHIPPED if path.endswith(kind)}
-    meant = packages[-1].lower() if packages else ""
-    found = [meant] if meant in names else []
+    *packages, name = backend.removesuffix(kind).split(".")
+    if backend in SHIPPED and packages[2] in EXTRAS:
+        return f'Install the driver: pip install "django-transactional-outbox[{packages[2]}]".'
+    paths = [path for path in SHIPPED if path.endswith(kind)]
+    found = [path for path in paths if path.split(".")[2] in packages]
     if not found:
-        # The class of another package may only be missing.
-        found = get_close_matches(meant, names, n=1, cutoff=0.8)
-    if root == "django_outbox" and not found:
-        near = {name: path for name, path in names.items() if path.split(".")[2] in {*packages, meant}}
-        found = get_close_matches(meant, near or names, n=1) or [*near]
+        # Without the end that all have in common, and in any case.
+        names = {path.rpartition(".")[2].removesuffix(kind).lower(): path for path in paths}
+        found = [names[each] for each in get_close_matches(name.lower(), names, n=1, cutoff=0.8)]
     if found:
-        return f"Did you mean {' or '.join(repr(names[each]) for each in found)}?"
+        return f"Did you mean {' or '.join(map(repr, found))}?"
     return "Correct the dotted path, or install what it imports."

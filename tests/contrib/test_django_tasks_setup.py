@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
-from django.test import TestCase, modify_settings
+from django.test import TestCase, modify_settings, override_settings
 from django.utils import timezone
 
 from django_outbox.db.fields import uuid7
@@ -93,8 +94,6 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
     [
         ({"databse": "x"}, "E061", "unknown key 'databse'. Did you mean database?"),
         ({"database": "elsewhere"}, "E061", "['database'] is 'elsewhere'. It must be a key of DATABASES"),
-        ({"result_retention": 7}, "E061", "['result_retention'] is 7"),
-        ({"result_retention": datetime.timedelta(-1)}, "E061", "a timedelta of 0 or more"),
         ({"publisher": "nowhere"}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
         ({"publisher": 7}, "E062", "is 7"),
         ({"publisher": "default"}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),
@@ -122,7 +121,7 @@ def test_e060_the_app_is_not_installed(configure: Configure):
 
 
 def test_options_that_are_right_give_no_message(configure: Configure):
-    configure({"database": "postgresql", "publisher": "mail", "result_retention": None})
+    configure({"database": "postgresql", "publisher": "mail"})
     assert found() == []
 
 
@@ -136,7 +135,7 @@ class TestRetention:
             TaskRecord.objects.using(using).create(
                 message_id=uuid7(),
                 path=name,
-                backend="other" if name == "other" else "default",
+                backend="default",
                 args=[],
                 kwargs={},
                 enqueued_at=now,
@@ -146,23 +145,30 @@ class TestRetention:
     def names(self, using: str) -> list[str]:
         return [*TaskRecord.objects.using(using).order_by("path").values_list("path", flat=True)]
 
-    def test_a_purge_deletes_old_results_of_its_backend_in_batches(
+    def test_a_purge_deletes_old_results_in_batches(
         self, configure: Configure, using: str, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("django_outbox.retention.purge.PURGE_BATCH_SIZE", 2)
-        configure({"database": using, "result_retention": datetime.timedelta(days=3)})
-        self.store(using, a=4, b=5, c=6, d=7, e=3.5, other=9, young=2, unfinished=None)
+        configure({"database": using})
+        self.store(using, a=8, b=9, c=10, d=11, e=7.5, young=6, unfinished=None)
         purge(using=using)
-        assert self.names(using) == ["other", "unfinished", "young"]
+        assert self.names(using) == ["unfinished", "young"]
+
+    def test_a_database_without_tasks_is_left_alone(self, configure: Configure, using: str):
+        """It may lack the table."""
+        configure({"database": "default" if using != "default" else "postgresql"})
+        self.store(using, a=4000)
+        purge(using=using)
+        assert self.names(using) == ["a"]
 
     def test_a_purge_deletes_old_results_whose_message_was_discarded(self, configure: Configure, using: str):
-        configure({"database": using, "result_retention": datetime.timedelta(days=3)})
+        configure({"database": using})
         discarded, waiting, young = (note.enqueue() for _ in range(3))
         messages = OutboxMessage.objects.using(using)
         messages.filter(message_id__in=[discarded.id, young.id]).update(available_at=None, failed_at=timezone.now())
         assert discard(messages) == 2
         ids = [discarded.id, waiting.id]
-        old = timezone.now() - datetime.timedelta(days=4)
+        old = timezone.now() - datetime.timedelta(days=8)
         TaskRecord.objects.using(using).filter(pk__in=ids).update(enqueued_at=old)
         for result, expected in ((discarded, "FAILED"), (waiting, "READY"), (young, "FAILED")):
             result.refresh()
@@ -172,9 +178,10 @@ class TestRetention:
         assert {str(pk) for pk in left} == {waiting.id, young.id}
 
     def test_results_are_kept_forever_without_a_retention(self, configure: Configure, using: str):
-        configure({"database": using, "result_retention": None})
+        configure({"database": using})
         self.store(using, a=4000)
-        purge(using=using)
+        with override_settings(OUTBOX={**settings.OUTBOX, "RETENTION": None}):
+            purge(using=using)
         assert self.names(using) == ["a"]
 
     def test_the_command_and_the_relay_purge_results(self, configure: Configure, using: str):

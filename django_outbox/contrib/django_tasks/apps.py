@@ -21,11 +21,12 @@ class DjangoTasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
         from django_outbox.contrib.django_tasks.records import purge_results  # noqa: PLC0415 - needs the models
         from django_outbox.retention.purge import also_purge  # noqa: PLC0415 - needs the models
 
-        for backend in self.find_backends():
-            backend.register_runner()
+        if any(self.find_backends()):
+            register()
         also_purge(purge_results)
 
     def find_backends(self) -> "Iterator[OutboxBackend]":

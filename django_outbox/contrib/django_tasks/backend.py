@@ -14,7 +14,6 @@ from django_outbox.contrib.django_tasks.options import (
     AnyTask,
     BackendOptions,
     find_problems,
-    runs_in_handlers,
 )
 
 
@@ -24,8 +23,7 @@ class OutboxBackend(BaseTaskBackend):
     Args:
         alias: the backend's alias in `TASKS`.
         params: its entry. `OPTIONS` may have `database` (the alias of the database; by default the one that the router
-            chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default),
-            and `result_retention` (a timedelta, 7 days by default; None keeps results forever).
+            chooses for writing messages) and `publisher` (the alias of a `HandlersPublisher`, "handlers" by default).
     """
 
     supports_defer = True
@@ -52,9 +50,11 @@ class OutboxBackend(BaseTaskBackend):
         self.validate_task(task)
         for problem in find_problems(self.outbox):
             raise problem
+        from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
         from django_outbox.contrib.django_tasks.records import store_task  # noqa: PLC0415 - needs the models
 
-        self.register_runner()
+        # The configuration may have changed since the app started, as in a test.
+        register()
         result = store_task(self.outbox, task, normalize_json(args), normalize_json(kwargs))
         task_enqueued.send(type(self), task_result=result)
         return result
@@ -75,16 +75,6 @@ class OutboxBackend(BaseTaskBackend):
         if result is None:
             raise TaskResultDoesNotExist(result_id)
         return result
-
-    def register_runner(self) -> None:
-        """Register the handler that runs the tasks. The models must be loaded.
-
-        Each `enqueue` calls it again, because the configuration may change, as in a test.
-        """
-        if runs_in_handlers(self.outbox.publisher):
-            from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
-
-            register()
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         return [problem.as_check for problem in find_problems(self.outbox)]

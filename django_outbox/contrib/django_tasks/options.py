@@ -3,9 +3,7 @@
 It is imported wherever a task is defined, so it imports no models.
 """
 
-import datetime
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from django.apps import apps
@@ -15,7 +13,7 @@ from django.tasks.base import Task, TaskResult
 
 from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import SettingsProblem, get_settings
-from django_outbox.conf.readers import Mistakes, Reader, read_keys, time_to_keep
+from django_outbox.conf.readers import Mistakes, Reader, read_keys
 
 # At runtime, Django's classes take no type arguments.
 AnyTask: TypeAlias = "Task[..., Any]"
@@ -24,8 +22,6 @@ AnyResult: TypeAlias = "TaskResult[..., Any]"
 APP = "django_outbox.contrib.django_tasks"
 
 DEFAULT_PUBLISHER = "handlers"
-
-DEFAULT_RETENTION = datetime.timedelta(days=7)
 
 ENTRY = '"handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}'
 
@@ -37,27 +33,8 @@ class BackendOptions(NamedTuple):
     values: Mapping[str, Any]
 
     @property
-    def result_retention(self) -> datetime.timedelta | None:
-        age: datetime.timedelta | None = self.values.get("result_retention", DEFAULT_RETENTION)
-        return age
-
-    @property
     def publisher(self) -> str:
         return str(self.values.get("publisher", DEFAULT_PUBLISHER))
-
-
-def _import_publisher(alias: str) -> type:
-    """Return the class of a publisher; `object` if there is none, which the checks of OUTBOX report."""
-    with suppress(ImproperlyConfigured, KeyError):
-        return import_backend(get_settings().publishers[alias].backend)
-    return object
-
-
-def runs_in_handlers(alias: str) -> bool:
-    """Return whether a publisher is a `HandlersPublisher`. The models must be loaded."""
-    from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
-
-    return issubclass(_import_publisher(alias), HandlersPublisher)
 
 
 def find_problems(backend: BackendOptions) -> Iterator[SettingsProblem]:
@@ -69,16 +46,13 @@ def find_problems(backend: BackendOptions) -> Iterator[SettingsProblem]:
             f"{where} uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
             f"Add {APP!r} to INSTALLED_APPS, next to 'django_outbox', and run manage.py migrate.",
         )
-    yield from _find_wrong_options(f"{where}['OPTIONS']", backend.values)
-
-
-def _find_wrong_options(where: str, options: Mapping[str, Any]) -> Iterator[SettingsProblem]:
+    where = f"{where}['OPTIONS']"
     try:
-        read_keys(options, _READERS, [])
+        read_keys(backend.values, _READERS, [])
     except Mistakes as error:
         for mistake in error.found:
             yield SettingsProblem("E061", f"{where}{mistake.message}", mistake.hint)
-    yield from _check_publisher(f"{where}['publisher']", options.get("publisher", DEFAULT_PUBLISHER))
+    yield from _check_publisher(f"{where}['publisher']", backend.values.get("publisher", DEFAULT_PUBLISHER))
 
 
 def _database(value: object) -> object:
@@ -91,7 +65,6 @@ _READERS: dict[str, Reader] = {
     "database": _database,
     # `_check_publisher` checks it.
     "publisher": lambda value: value,
-    "result_retention": time_to_keep,
 }
 
 
@@ -108,8 +81,11 @@ def _check_publisher(where: str, alias: object) -> Iterator[SettingsProblem]:
             f"Add {ENTRY} to OUTBOX['PUBLISHERS'], or name one of its publishers: {', '.join(sorted(publishers))}.",
         )
         return
-    backend = _import_publisher(alias)
-    if backend is not object and not runs_in_handlers(alias):
+    from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
+
+    backend = import_backend(publishers[alias].backend)
+    # The checks of OUTBOX report a class that cannot be imported.
+    if backend is not object and not issubclass(backend, HandlersPublisher):
         yield SettingsProblem(
             "E063",
             f"{where} is {alias!r}, a {backend.__name__}, which does not run tasks.",

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.json import normalize_json
 from django.utils.module_loading import import_string
 
+from django_outbox.conf import get_settings
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
 from django_outbox.db.functions import DatabaseNow
@@ -232,19 +233,17 @@ def describe_error(error: BaseException, dialect: Dialect) -> dict[str, str]:
 
 
 def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
-    """Delete results that are older than their backend's `result_retention`; return their number.
+    """Delete results that are older than `OUTBOX["RETENTION"]`; return their number.
 
     Age is the time since the task finished, or since it was enqueued if it will never finish because its message was
     discarded or deleted.
     """
-    total = 0
+    retention = get_settings().retention
     tasks: Any = apps.get_app_config("outbox_tasks")
-    for options in (backend.outbox for backend in tasks.find_backends()):
-        if options.result_retention is not None and choose_database(options) == using:
-            limit = DatabaseNow() - min(options.result_retention, MAX_AGE)
-            records = TaskRecord.objects.using(using).filter(backend=options.alias)
-            records = records.order_by("finished_at", "enqueued_at")
-            total += delete_in_batches(records.filter(finished_at__lt=limit), is_stopping)
-            unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
-            total += delete_in_batches(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
-    return total
+    if retention is None or using not in {choose_database(each.outbox) for each in tasks.find_backends()}:
+        return 0
+    limit = DatabaseNow() - min(retention, MAX_AGE)
+    records = TaskRecord.objects.using(using).order_by("finished_at", "enqueued_at")
+    finished = delete_in_batches(records.filter(finished_at__lt=limit), is_stopping)
+    unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
+    return finished + delete_in_batches(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
