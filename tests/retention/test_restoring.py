@@ -172,12 +172,6 @@ def test_an_id_that_another_message_has_is_not_taken_twice(using: str):
     assert len(rows(using)) == 4
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b"[1]", b'{"id":1,"headers":{},"payload":1}', b'\xff"headers":{}'])
-def test_a_line_that_is_no_message_is_refused(line: bytes):
-    with pytest.raises(InvalidLine, match="it is not a message"):
-        decode(line)
-
-
 def archived_line(using: str, **fields: Any) -> dict[str, Any]:
     """Archive a message with these fields, and return its line."""
     processed(using, 1, **fields)
@@ -201,5 +195,6 @@ def test_a_line_is_json_that_other_programs_read(using: str):
 
 def test_a_line_whose_json_is_not_in_a_string_is_refused(using: str):
     read = archived_line(using)
-    with pytest.raises(InvalidLine, match="it is not a message"):
-        decode(json.dumps({**read, "headers": {"a": 1}}).encode())
+    for wrong in ({}, {**read, "headers": {"a": 1}}):
+        with pytest.raises(InvalidLine, match="it is not a message"):
+            decode(wrong)

@@ -81,7 +81,7 @@ def archived_messages(using: str) -> Iterator[ArchivedMessage]:
     """The messages of all files with a manifest."""
     for found in archives(using):
         if found.manifest:
-            yield from map(decode, storage_of(using).read_lines(found.manifest))
+            yield from map(decode, map(json.loads, storage_of(using).read_lines(found.manifest)))
 
 
 def archived(using: str) -> list[int]:

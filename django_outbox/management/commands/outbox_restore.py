@@ -9,7 +9,6 @@ from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import Status
-from django_outbox.retention.archive.lines import reason_not_restorable
 from django_outbox.retention.archive.restoring import read_messages, restore
 from django_outbox.retention.archive.storage import ArchiveStorage, InvalidArchive
 from django_outbox.utils.text import counted
@@ -69,23 +68,17 @@ class Command(OutboxCommand):
         except (ArchiveUnavailable, InvalidArchive) as error:
             raise CommandError(f"FILE: {error}") from error
         present_ids = {message.message_id for message in found}
-        problems = [f"{id} is not in the file." for id in ids if id not in present_ids]
-        good = []
-        for message in found:
-            if reason := reason_not_restorable(message):
-                problems.append(f"{message.message_id} cannot be restored: {reason}.")
-            else:
-                good.append(message)
-        restored = restore(good, STATUSES[options["target"]], using=database)
+        absent = [id for id in ids if id not in present_ids]
+        restored = restore(found, STATUSES[options["target"]], using=database)
         if restored:
             self.record(
                 database, f"--as {options['target']} {options['file']}", count=restored, reason=options["reason"]
             )
         self.report(f"{counted(restored, 'message')} restored as {options['target']}.")
-        if present := len(good) - restored:
+        if present := len(found) - restored:
             were = "was" if present == 1 else "were"
             self.report(f"{counted(present, 'message')} {were} in the table already and {were} left alone.")
-        for problem in problems:
-            self.stderr.write(problem)
-        if problems:
-            raise CommandError(f"{counted(len(problems), 'message')} not restored.")
+        for id in absent:
+            self.stderr.write(f"{id} is not in the file.")
+        if absent:
+            raise CommandError(f"{counted(len(absent), 'message')} not restored.")

@@ -1,5 +1,6 @@
 """Read messages of an archive, and write them to the table again, as failed or as pending ones."""
 
+import json
 import uuid
 from collections.abc import Collection, Sequence
 
@@ -9,7 +10,7 @@ from django.utils import timezone
 from django_outbox.db.functions import DatabaseNow, json_text
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode
-from django_outbox.retention.archive.storage import DAMAGED, ArchiveStorage, InvalidArchive
+from django_outbox.retention.archive.storage import ArchiveStorage, InvalidArchive
 
 KEPT = (
     *("message_id", "type", "topic", "key", "publisher", "occurred_at"),
@@ -28,14 +29,18 @@ def read_messages(storage: ArchiveStorage, file: str, message_ids: Collection[uu
 
     Raises:
         ArchiveUnavailable: the storage failed.
-        InvalidArchive: the file has no valid manifest, or is damaged.
+        InvalidArchive: the file has no valid manifest, is damaged, or one of the messages cannot be restored.
     """
-    manifest = storage.read_manifest(file)
-    try:
-        messages = map(decode, storage.read_lines(manifest))
-        return [message for message in messages if message.message_id in message_ids]
-    except InvalidLine as error:
-        raise InvalidArchive(f"{manifest.file} has a line that cannot be restored: {error}. {DAMAGED}") from None
+    wanted = {str(id) for id in message_ids}
+    lines = map(json.loads, storage.read_lines(storage.read_manifest(file)))
+    messages = []
+    for line in lines:
+        if line["message_id"] in wanted:
+            try:
+                messages.append(decode(line))
+            except InvalidLine as error:
+                raise InvalidArchive(f"{line['message_id']} cannot be restored: {error}.") from None
+    return messages
 
 
 def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) -> int:
