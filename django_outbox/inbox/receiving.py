@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
@@ -13,11 +13,16 @@ from django_outbox.conf import MAX_CONSUMER_ALIAS_LENGTH, get_settings
 from django_outbox.db.transactions import outlive_connection, refuse_transaction
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox.deduplication import check_consumer
-from django_outbox.inbox.storing import BYTES, InboxWriter, Received
+from django_outbox.inbox.storing import InboxWriter, Received
 from django_outbox.models import OutboxMessage
 
-TEXTS = ("message_id", "type", "topic", "key", "encoding", "problem", "position")
-"""The fields of a message that are strings."""
+KINDS: dict[str, tuple[Any, str]] = {
+    "body": (bytes, "bytes"),
+    **dict.fromkeys(["message_id", "type", "topic", "key", "encoding", "problem", "position"], (str, "a string")),
+    "headers": (Mapping, "a dict"),
+    "sent_at": (datetime.datetime | None, "an aware datetime"),
+}
+"""The type of each field of a message, and its name in an error."""
 
 
 def receive(
@@ -79,7 +84,7 @@ def receive(
             f"{', '.join(sorted(publishers))}."
         )
     if not isinstance(messages, Sequence):
-        raise _wrong_type("messages", messages, "a list", "Pass list(messages), or [] if there are none.")
+        raise _wrong_type("messages", messages, "a list")
     if len(messages) > MAX_BATCH_SIZE:
         raise InvalidMessage(
             "messages", f"are {len(messages):,}; the limit is {MAX_BATCH_SIZE:,}. Call receive() for each part of them."
@@ -93,29 +98,15 @@ def receive(
 
 def _check_message(message: object, name: str) -> None:
     if not isinstance(message, Incoming):
-        raise _wrong_type(name, message, "a django_outbox.brokers.Incoming", "Pass Incoming(tag, body, ...).")
-    body: object = message.body
-    if not isinstance(body, bytes):
-        raise _wrong_type(f"{name}.body", body, "bytes", _find_remedy(body))
-    for field in TEXTS:
-        if not isinstance(value := getattr(message, field), str):
-            raise _wrong_type(f"{name}.{field}", value, "a string", "If there is none, leave it out.")
-    headers: object = message.headers
-    if not isinstance(headers, Mapping):
-        raise _wrong_type(f"{name}.headers", headers, "a dict", "If there are none, leave it out.")
-    sent_at: object = message.sent_at
-    if sent_at is not None and (not isinstance(sent_at, datetime.datetime) or is_naive(sent_at)):
-        remedy = "Pass datetime.fromtimestamp(seconds, timezone.utc), or leave it out."
-        raise _wrong_type(f"{name}.sent_at", sent_at, "an aware datetime", remedy)
+        raise _wrong_type(name, message, "a django_outbox.brokers.Incoming")
+    for field, (kind, expected) in KINDS.items():
+        if not isinstance(value := getattr(message, field), kind):
+            raise _wrong_type(f"{name}.{field}", value, expected)
+    if message.sent_at is not None and is_naive(message.sent_at):
+        raise _wrong_type(f"{name}.sent_at", message.sent_at, "an aware datetime")
 
 
-def _find_remedy(body: object) -> str:
-    if body is None:
-        return "A message without a body, such as a tombstone of Kafka, has no content: leave it out, or pass b'null'."
-    if isinstance(body, str):
-        return "Pass body.encode()."
-    return "Pass bytes(body)." if isinstance(body, BYTES) else "Pass the body as it was received."
-
-
-def _wrong_type(field: str, value: object, expected: str, remedy: str) -> InvalidMessage:
-    return InvalidMessage(field, f"must be {expected}, not {type(value).__name__}. {remedy}")
+def _wrong_type(field: str, value: object, expected: str) -> InvalidMessage:
+    return InvalidMessage(
+        field, f"must be {expected}, not {type(value).__name__}. Convert it, or leave out what the message lacks."
+    )

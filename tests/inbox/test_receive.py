@@ -179,20 +179,14 @@ def test_a_session_that_the_server_has_ended_is_opened_again():
     ("batch", "error"),
     [
         ([incoming(1), {"body": b"1"}], "messages[1]: must be a django_outbox.brokers.Incoming, not dict"),
-        (
-            [incoming(1, bytearray(b"1"))],  # type: ignore[arg-type]
-            "messages[0].body: must be bytes, not bytearray. Pass bytes(body).",
-        ),
-        (
-            [incoming(1, None)],  # type: ignore[arg-type]
-            "messages[0].body: must be bytes, not NoneType. A message without a body, such as a tombstone of Kafka",
-        ),
-        ((incoming(tag) for tag in range(2)), "messages: must be a list, not generator. Pass list(messages), or []"),
+        ([incoming(1, None)], "messages[0].body: must be bytes, not NoneType. Convert it"),  # type: ignore[arg-type]
+        ((incoming(tag) for tag in range(2)), "messages: must be a list, not generator. Convert it"),
         ([incoming(1, message_id=uuid.uuid4())], "messages[0].message_id: must be a string, not UUID."),
-        ([incoming(1, key=None)], "messages[0].key: must be a string, not NoneType. If there is none, leave it out."),
+        ([incoming(1, key=None)], "messages[0].key: must be a string, not NoneType. Convert it, or leave out what"),
+        ([incoming(1, sent_at="now")], "messages[0].sent_at: must be an aware datetime, not str."),
         (
             [incoming(1, sent_at=datetime.datetime(2026, 1, 1))],  # noqa: DTZ001
-            "messages[0].sent_at: must be an aware datetime, not datetime. Pass datetime.fromtimestamp",
+            "messages[0].sent_at: must be an aware datetime, not datetime.",
         ),
         ([incoming(1)] * 10_001, "messages: are 10,001; the limit is 10,000. Call receive() for each part of them."),
     ],
