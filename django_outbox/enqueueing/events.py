@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from django.db import models
-
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
@@ -41,21 +39,14 @@ def encode(event: object) -> EncodedEvent:
     """Return an event as the fields of a message. Raises `InvalidEvent` if the event does not match its class."""
     encoder: Any = getattr(type(event), ATTRIBUTE, None)
     if encoder is None:
-        raise InvalidMessage("type", f"must be a string or an event, not {_name_with_remedy(event)}")
+        name = f"the class {event.__qualname__}" if isinstance(event, type) else type(event).__qualname__
+        raise InvalidMessage(
+            "type",
+            f"must be a string or an event, not {name}. Pass an instance of a class that is decorated with @event of "
+            "django_outbox.events, or a type and a payload.",
+        )
     encoded: EncodedEvent = encoder.encode(event)
     return encoded
-
-
-def _name_with_remedy(given: object) -> str:
-    name = type(given).__qualname__
-    if isinstance(given, type):
-        name = given.__qualname__
-        decorate = "" if hasattr(given, ATTRIBUTE) else " Decorate it with @event of django_outbox.events."
-        return f"the class {name}.{decorate} Pass an instance: {name}(...)."
-    if isinstance(given, models.Model):
-        example = f'enqueue("{given._meta.model_name}.saved", {{"id": ...}})'
-        return f"the model {name}. Pass a type and a payload, such as {example}, or record an event of the model."
-    return f"{name}. To use the class for events, decorate it with @event of django_outbox.events."
 
 
 def merge_headers(own: dict[str, Any], headers: object) -> Any:

@@ -1,6 +1,5 @@
 """Check messages before they reach the database, because a database error would break the caller's transaction."""
 
-import dataclasses
 import datetime
 import decimal
 import json
@@ -10,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable, DatabaseDefault
 from django.http import QueryDict
 from django.utils.datastructures import MultiValueDict
@@ -289,7 +287,7 @@ def check_json(field: str, value: Any, dialect: Dialect, source: str = "") -> Js
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         _refuse_first_mistake(field, value, dialect)
-        raise InvalidMessage(field, _not_json(error, value)) from error
+        raise InvalidMessage(field, _not_json(error)) from error
     if _needs_closer_look(text, size, dialect):
         _refuse_first_mistake(field, value, dialect)
     return Json(text, size)
@@ -373,7 +371,7 @@ def _problem(node: _Node, dialect: Dialect) -> str:
     try:
         text = _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        return _not_json(error, value)
+        return _not_json(error)
     return _problem_of_text(text, dialect)
 
 
@@ -404,7 +402,7 @@ def _problem_of_keys(value: dict[Any, Any], dialect: Dialect) -> str:
             try:
                 (name,) = json.loads(_encode({key: None}))
             except (TypeError, ValueError) as error:
-                return f"a key {_not_json(error, key)}"
+                return f"a key {_not_json(error)}"
         if name in names:
             return f"has two keys that JSON writes as {_name(name)}, and only one would arrive. Rename one of them."
         names.add(name)
@@ -445,23 +443,9 @@ def problem_of_characters(text: str, dialect: Dialect) -> str:
     )
 
 
-def _not_json(error: BaseException, value: object) -> str:
+def _not_json(error: BaseException) -> str:
     reason = shorten(str(error) or type(error).__name__, MAX_REASON_LENGTH)
-    return f"is not JSON: {reason}. {_remedy(value)}"
-
-
-_REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((Model,), "Pass the fields that the consumer needs."),
-    ((QuerySet,), "Pass list(queryset.values(...)), with the fields that the consumer needs."),
-    ((set, frozenset), "Pass a list."),
-    ((bytes, bytearray, memoryview), "Pass text, for example base64."),
-    ((float, decimal.Decimal), "Pass None, or a finite number."),
-    ((datetime.datetime,), "Pass an aware one, such as timezone.now(), or its isoformat() if it has no time zone."),
-    ((object,), "Pass dicts, lists, strings, numbers, booleans, None, dates, Decimals or UUIDs."),
-)
-
-
-def _remedy(value: object) -> str:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return "Pass dataclasses.asdict(value)."
-    return next(remedy for kinds, remedy in _REMEDIES if isinstance(value, kinds))
+    return (
+        f"is not JSON: {reason}. Pass dicts, lists, strings, finite numbers, booleans, None, dates, aware times, "
+        "Decimals or UUIDs; of other objects, the values that the consumer needs."
+    )

@@ -4,7 +4,6 @@ Most tests here have no access to a database, so a single query would fail them.
 that the transaction remains usable after an error.
 """
 
-import dataclasses
 import datetime
 import decimal
 import json
@@ -140,25 +139,14 @@ def test_a_payload_or_header_that_is_not_json_is_refused(value: Any, problem: st
         refused("headers", problem, f'headers["name"]{path}', using=using, headers={"name": wrap(value)})
 
 
-@dataclasses.dataclass
-class Line:
-    product: str
-
-
 @pytest.mark.parametrize(
     ("value", "remedy"),
     [
-        (Line("tea"), "dataclasses.asdict(value)"),
-        (OutboxMessage(type="a"), "Pass the fields that the consumer needs"),
-        (OutboxMessage.objects.all(), "queryset.values"),
-        ({1}, "Pass a list"),
-        (b"1", "base64"),
-        (Line, "Pass dicts"),
+        (OutboxMessage(type="a"), "Pass dicts, lists, strings, finite numbers"),
         ("\x00", "NUL"),
         (decimal.Decimal("inf"), "not a finite number"),
-        (NAIVE, "such as timezone.now(), or its isoformat() if it has no time zone"),
     ],
-    ids=range(9),
+    ids=range(3),
 )
 def test_an_error_names_the_path_and_the_remedy(value: Any, remedy: str):
     payload = {"id": 7, "lines": [1, "a", {}, {"product": value}]}
