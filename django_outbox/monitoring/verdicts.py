@@ -23,7 +23,6 @@ from django_outbox.monitoring.figures import (
     Verdict,
 )
 from django_outbox.service.heartbeats import REPORT_INTERVAL
-from django_outbox.stores.clock import TOLERANCE
 from django_outbox.utils.text import duration
 
 CODES = (
@@ -83,7 +82,6 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
     verdicts = [verdict for publisher in status.publishers for verdict in _judge_publisher(publisher, status, max_age)]
     verdicts += [verdict for stream in status.streams for verdict in _judge_stream(stream, status)]
     verdicts += _judge_silence(status)
-    verdicts += _judge_clock(status)
     verdicts += _judge_failures(status)
     verdicts += [verdict for consumer in status.consumers for verdict in _judge_consumer(consumer, status, max_age)]
     if not any(verdict.level == Level.CRITICAL or verdict.code in OUTAGES for verdict in verdicts):
@@ -295,22 +293,6 @@ def _explain_delay(publisher: PublisherStatus) -> tuple[Any, dict[str, Any]]:
         )
     left = duration(math.ceil(publisher.due.number / rate)) + ("+" if publisher.due.more else "")
     return text, {**values, "limit": f"{limit:g}", "delivered": Count(delivered), "left": left}
-
-
-def _judge_clock(status: Status) -> Iterator[Verdict]:
-    """Judge messages that are not due because the database's clock went back, which a living relay repairs."""
-    newest = max((relay.seen_at for relay in status.relays), default=status.at)
-    waiting = sum((publisher.delayed + publisher.retrying for publisher in status.publishers), NONE)
-    if newest - status.at > TOLERANCE and waiting and not any(relay.alive for relay in status.relays):
-        text = ngettext_lazy(
-            "The database's clock went back by %(step)s, and no relay has been seen since. %(count)s message waits, "
-            "and may be due already: start a relay.",
-            "The database's clock went back by %(step)s, and no relay has been seen since. %(count)s messages wait, "
-            "and may be due already: start a relay.",
-            "number",
-        )
-        values = {"step": duration(round((newest - status.at).total_seconds())), **_counted(waiting)}
-        yield Verdict(Level.WARNING, "not_delivering", text, values=values)
 
 
 def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:

@@ -14,7 +14,6 @@ from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import get_settings
 from django_outbox.models import DeliveryCount, OutboxMessage, OutboxMessageQuerySet
-from django_outbox.relay.clock import ClockGuard
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.service.announcements import Announcement, announcing
 from django_outbox.service.heartbeats import Reporter, reporting
@@ -37,10 +36,9 @@ def make_reporter(
     state: RelayState, mode: str, workers: int, unwritten: WeakKeyDictionary[Reporter, str] | None = None
 ) -> Reporter:
     """Return a reporter that also writes the counts of deliveries."""
-    clock, counts = ClockGuard(state.using, state.settings), DeliveryCounts(state.using)
+    counts = DeliveryCounts(state.using)
 
     def read() -> dict[str, Any]:
-        clock.check()
         tallies = state.budget.read()
         for alias, tally in tallies.items():
             counts.write(alias, tally)

@@ -12,9 +12,6 @@ from django.db.models.functions import Coalesce
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import Heartbeat
 
-TOLERANCE = datetime.timedelta(seconds=10)
-"""A clock that goes back by less costs a wait of that time. The nodes of a cluster may differ by as much."""
-
 boot_time: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )

@@ -93,6 +93,11 @@ def test_an_empty_outbox_has_the_publishers_of_the_settings(using: str):
     assert (len(result.last_hour), len(result.last_day)) == (60, 96)
 
 
+def test_a_relay_that_died_before_the_clock_went_back_does_not_look_alive(using: str):
+    report(using, silence=-3600)
+    assert not read_status(using).relays[0].alive
+
+
 @pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
 def test_pending_messages_are_due_delayed_or_retrying(using: str, keys: int):
     now = read_clock(using)
