@@ -26,9 +26,9 @@ class Limits(ServiceLimits):
         check_connection_after: idle wait after which the database may have closed the connection
             (`idle_session_timeout` of PostgreSQL, `wait_timeout` of MySQL and MariaDB), which is not an error.
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
-        watch_interval: time between two looks for database calls that hang and handlers that take long.
+        watch_interval: time between two looks for database calls that hang.
         hang_patience: how long a claim or a settlement may wait for the database before this is reported.
-        handler_patience: how long a handler may work on one message before this is reported.
+        handler_patience: how long a handler may work on one message before the relay's report names it.
         tenant_interval: time between two looks for new and deleted tenants, and for those that could not be served.
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
         listed: maximum number of ids that one listing of a stream reads.

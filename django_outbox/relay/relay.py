@@ -23,7 +23,7 @@ from django_outbox.relay.reports import relay_announcing, relay_reporting
 from django_outbox.relay.state import Budget, HandlerLock, Refusals, RelayState, Tally
 from django_outbox.relay.tenants import Tenants
 from django_outbox.relay.wake_ups import WakeUps, listening
-from django_outbox.relay.watchdog import DatabaseCalls, SlowHandlers, watching
+from django_outbox.relay.watchdog import DatabaseCalls, watching
 from django_outbox.relay.worker import drain, keep_running
 from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage
@@ -113,9 +113,6 @@ class Relay:
             wake_ups=WakeUps(service),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,
-            slow_handlers=SlowHandlers(
-                {alias: each.calls for alias, each in handlers.items()}, limits.handler_patience
-            ),
         )
 
     def __enter__(self) -> "Relay":
@@ -298,7 +295,6 @@ class Relay:
         state, service, interval = self._state, self._state.service, self._state.limits.watch_interval
         with watching(
             state.database_calls,
-            state.slow_handlers,
             lambda reason: service.outages.note(Outage(service.database_subject, reason), interval),
             interval=interval,
             patience=state.limits.hang_patience,

@@ -15,7 +15,7 @@ from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.recorder import FailureLog
 from django_outbox.relay.wake_ups import WakeUps
-from django_outbox.relay.watchdog import DatabaseCalls, SlowHandlers
+from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.retry import Backoff
 from django_outbox.service.state import ServiceState
 
@@ -241,7 +241,6 @@ class RelayState:
         handlers: the publishers that call handlers.
         handler_locks: held by the workers of a publisher while its handlers conflict with each other.
         refusals: the messages of each publisher that are not published for now.
-        slow_handlers: the handlers that take long, of all schemas.
         schema: the tenant's schema, if the relay serves several.
     """
 
@@ -259,7 +258,6 @@ class RelayState:
     wake_ups: WakeUps
     dead_letters: Publisher | None
     database_calls: DatabaseCalls
-    slow_handlers: SlowHandlers
     schema: str = ""
     failures: FailureLog = field(default_factory=FailureLog)
 
@@ -285,15 +283,17 @@ class RelayState:
         return self.service.stopping or self.budget.spent
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
-        """Return the state of a publisher's breaker, or of its workers if they crashed, with the reason.
-
-        Of its handlers that take long, the first one is part of it.
-        """
+        """Return the state of a publisher's breaker, or of its crashed workers, and a handler that takes long."""
         crash = self.service.outages.find(self.name_worker(publisher_alias))
         state = self.breakers.describe(publisher_alias) | {"refused": self.refusals[publisher_alias].reason}
-        for call in self.slow_handlers.find(publisher_alias)[:1]:
-            since = time.time() - (time.monotonic() - call.began)
-            state["call"] = {"handler": call.handler, "message": call.message_id, "since": since}
+        # A copy, because workers change it.
+        calls = dict(self.handlers[publisher_alias].calls) if publisher_alias in self.handlers else {}
+        if calls:
+            call = min(calls.values(), key=lambda call: call.began)
+            seconds = time.monotonic() - call.began
+            if seconds >= self.limits.handler_patience:
+                since = time.time() - seconds
+                state["call"] = {"handler": call.handler, "message": call.message_id, "since": since}
         if crash is None:
             return state
         since = crash.since.timestamp()

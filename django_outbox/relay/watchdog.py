@@ -1,4 +1,4 @@
-"""Report handlers that take long and database calls that hang, and end the connections of those that hang too long.
+"""Report database calls that hang, and end the connections of calls that hang too long.
 
 A server that stands still while its kernel goes on, as with a stalled disk, acknowledges every packet, so no timeout of
 the driver or of TCP ends the wait.
@@ -8,21 +8,16 @@ import math
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_outbox.handlers.publisher import Call
 from django_outbox.stores.clock import boot_time
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import duration
 from django_outbox.utils.threads import in_background
-
-LOG_INTERVAL = 60.0
-"""Seconds between two log lines about a handler that takes long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,55 +100,10 @@ def _duplicate_socket(connection: BaseDatabaseWrapper) -> socket.socket | None:
     return None
 
 
-class SlowHandlers:
-    """The handlers that have been at work on one message for long, for the log and for the relay's report.
-
-    Args:
-        calls: the handlers at work, by publisher and thread.
-        patience: seconds after which they take long.
-    """
-
-    def __init__(
-        self,
-        calls: Mapping[str, Mapping[int, Call]],
-        patience: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._calls = calls
-        self._patience = patience
-        self._clock = clock
-        self._logged_at: dict[Call, float] = {}
-
-    def find(self, publisher_alias: str) -> list[Call]:
-        """Return the calls of a publisher that have lasted for long, the longest first."""
-        latest = self._clock() - self._patience
-        # A copy, because workers change it.
-        calls = dict(self._calls.get(publisher_alias, {})).values()
-        return sorted((call for call in calls if call.began <= latest), key=lambda call: call.began)
-
-    def log(self) -> None:
-        """Log each of them when it is first found, and then once a minute."""
-        now = self._clock()
-        found = [(alias, call) for alias in self._calls for call in self.find(alias)]
-        self._logged_at = {call: self._logged_at.get(call, -math.inf) for _, call in found}
-        for alias, call in found:
-            if now - self._logged_at[call] >= LOG_INTERVAL:
-                self._logged_at[call] = now
-                logger.warning(
-                    "Publisher %(publisher)r: handler %(handler)s has run for %(duration)s on message %(id)d",
-                    event="handler.slow",
-                    publisher=alias,
-                    handler=call.handler,
-                    id=call.message_id,
-                    duration=duration(round(now - call.began)),
-                    seconds=now - call.began,
-                )
-
-
 def watching(
-    calls: DatabaseCalls, handlers: SlowHandlers, note: Callable[[str], None], *, interval: float, patience: float
+    calls: DatabaseCalls, note: Callable[[str], None], *, interval: float, patience: float
 ) -> AbstractContextManager[None]:
-    """Watch database calls and handlers in a thread until the end of the block.
+    """Watch database calls in a thread until the end of the block.
 
     Args:
         note: called with a reason at each interval while the database answers nothing for longer than `patience`.
@@ -165,6 +115,5 @@ def watching(
             if seconds > patience:
                 note(f"it has not responded for {duration(seconds)}")
             calls.end_overdue()
-            handlers.log()
 
     return in_background(work, name="outbox-watchdog", patience=0)
