@@ -1,6 +1,5 @@
 """The classes of events by type: `event` and `upgrade` register them, and `decode_event` finds the one of a message."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.events.event_type import VERSION_HEADER, EventType, is_version
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
-from django_outbox.messages import Message
 from django_outbox.utils.text import did_you_mean
 
 _Class = TypeVar("_Class", bound=type)
@@ -19,37 +17,39 @@ _Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 
 class EventRegistry:
-    """The types of events of a project; `conflicts` are pairs of classes of one type, the registered one first."""
+    """The types of events of a project.
+
+    Attributes:
+        conflicts: pairs of classes of one type, the registered one first.
+        types: the types by name.
+    """
 
     def __init__(self) -> None:
         self.conflicts: list[tuple[EventType, EventType]] = []
-        self._types: dict[str, EventType] = {}
+        self.types: dict[str, EventType] = {}
 
     def __iter__(self) -> Iterator[EventType]:
-        return iter(sorted(self._types.values(), key=lambda each: each.type))
+        return iter(sorted(self.types.values(), key=lambda each: each.type))
 
     def add(self, event_type: EventType) -> None:
         """Register a type. A second class for it is a conflict, unless its module was loaded again."""
-        known = self._types.get(event_type.type)
+        known = self.types.get(event_type.type)
         if known is not None and known.path != event_type.path:
             self.conflicts.append((known, event_type))
         else:
-            self._types[event_type.type] = event_type
-
-    def find(self, type: str) -> EventType | None:
-        return self._types.get(type)
+            self.types[event_type.type] = event_type
 
     @contextmanager
     def isolated(self) -> Iterator["EventRegistry"]:
         """Restore the registered types at the end; for tests. Types of newly imported modules stay."""
-        types, conflicts, modules = {**self._types}, [*self.conflicts], {*sys.modules}
+        types, conflicts, modules = {**self.types}, [*self.conflicts], {*sys.modules}
         try:
             yield self
         finally:
             # A module that was removed again will be imported again.
             modules = sys.modules.keys() - modules
-            imported = {type: each for type, each in self._types.items() if each.cls.__module__ in modules}
-            self._types, self.conflicts = {**imported, **types}, conflicts
+            imported = {type: each for type, each in self.types.items() if each.cls.__module__ in modules}
+            self.types, self.conflicts = {**imported, **types}, conflicts
 
 
 registry = EventRegistry()
@@ -143,7 +143,7 @@ def decode_event(type: str, payload: Any, headers: Mapping[str, Any] | None) -> 
         InvalidEvent: the payload does not match the class, or an upgrade failed.
     """
     version = _read_version(type, headers)
-    event_type = registry.find(type)
+    event_type = registry.types.get(type)
     if event_type is None:
         similar = did_you_mean(type, [each.type for each in registry])
         raise UnknownEvent(
@@ -153,16 +153,6 @@ def decode_event(type: str, payload: Any, headers: Mapping[str, Any] | None) -> 
             "events.py of an app in INSTALLED_APPS.",
         )
     return event_type.decode(payload, version)
-
-
-def decode_message(message: Message) -> Any:
-    """Return the event of a message, or its decoded payload if no event is registered for its type.
-
-    Raises ValueError or UnknownEvent, as `decode_event` does.
-    """
-    if registry.find(message.type) is None:
-        return json.loads(message.payload)
-    return decode_event(message.type, message.payload, message.headers)
 
 
 def _as_dict_subclass(cls: Any) -> Any:

@@ -7,10 +7,11 @@ import asyncio
 import contextvars
 import hashlib
 import inspect
+import json
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +25,8 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.enqueueing.new_message import NewMessage
 from django_outbox.enqueueing.writing import new_row
-from django_outbox.events.registry import decode_message
+from django_outbox.events.registry import decode_event
+from django_outbox.events.registry import registry as events
 from django_outbox.exceptions import InvalidEvent, Reject, RetryLater
 from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.handlers.time_limits import call_within, too_slow
@@ -65,9 +67,6 @@ ORIGINAL_FIELDS = ("name", "message_id", "key", "topic")
 MAX_KEY_LENGTH = 255
 
 _database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
-
-_deadlines: contextvars.ContextVar[Mapping[str, float]] = contextvars.ContextVar("outbox_deadlines")
-"""The ends of the time limits of the handlers at work, by database, on the monotonic clock."""
 
 
 def current_database() -> str:
@@ -236,7 +235,7 @@ class HandlersPublisher(Publisher):
                 if seconds is None:
                     return context.run(finish, call())
                 began = time.monotonic()
-                with _limited_statements(context, using, seconds):
+                with _limited_statements(using, seconds):
                     # The call of a coroutine function takes no time.
                     returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
                     return context.run(finish, returned, seconds, time.monotonic() - began)
@@ -250,6 +249,16 @@ class HandlersPublisher(Publisher):
             yield
         finally:
             self.calls.pop(thread, None)
+
+
+def decode_message(message: Message) -> Any:
+    """Return the first argument of a handler: the event, or the decoded payload if the type has no class.
+
+    Raises ValueError or UnknownEvent, as `decode_event` does.
+    """
+    if message.type not in events.types:
+        return json.loads(message.payload)
+    return decode_event(message.type, message.payload, message.headers)
 
 
 def _find(message: Message) -> tuple[AnyHandler | None, Message]:
@@ -352,31 +361,18 @@ def _keeping_context(
 
 
 @contextmanager
-def _limited_statements(context: contextvars.Context, using: str, seconds: float) -> Iterator[None]:
-    """Let the database cancel statements that take longer than the time limit.
-
-    A handler that calls another one has its own limit again afterwards.
-
-    Args:
-        context: the context of the handler.
-    """
+def _limited_statements(using: str, seconds: float) -> Iterator[None]:
+    """Let the database cancel statements that take longer than the time limit."""
     store = get_store(connections[using])
-    deadlines = _deadlines.get({})
-    context.run(_deadlines.set, {**deadlines, using: time.monotonic() + seconds})
-
-    def restore() -> None:
-        outer = deadlines.get(using)
-        store.limit_statements(None if outer is None else max(outer - time.monotonic(), 0.001))
-
     store.limit_statements(seconds)
     try:
         yield
     except BaseException:
         # In a transaction that was aborted, the rollback removes the limit.
         with suppress(Error):
-            restore()
+            store.limit_statements(None)
         raise
-    restore()
+    store.limit_statements(None)
 
 
 def _no_handler(message: Message, name: str = "") -> Outcome:

@@ -10,9 +10,8 @@ from django.db import router
 from django.db.models import Max
 
 from django_outbox.brokers import memory
-from django_outbox.events.registry import decode_message
 from django_outbox.events.registry import registry as events
-from django_outbox.handlers.publisher import HANDLER_HEADER
+from django_outbox.handlers.publisher import HANDLER_HEADER, decode_message
 from django_outbox.handlers.registry import registry as handlers
 from django_outbox.handlers.registry import type_of
 from django_outbox.messages import Message

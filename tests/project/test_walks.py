@@ -13,7 +13,7 @@ MOST = {
     "enqueue": 8 if django.VERSION >= (6, 0) else 9,
     "claim, publish and settle": 17,
     "claim, publish to RabbitMQ and settle": 22,
-    "claim, call a handler and settle": 18,
+    "claim, call a handler and settle": 17,
     "receive from RabbitMQ, store and settle": 14,
     "outbox_status": 9,
 }

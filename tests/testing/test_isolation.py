@@ -25,7 +25,7 @@ OUTBOX = {"PUBLISHERS": {"default": HANDLERS}}
 def define_all() -> None:
     """Define a handler and an event that no earlier test has left."""
     assert handlers.for_type("thing") == find_conflicts() == []
-    assert events.find("isolation.tested") is None
+    assert "isolation.tested" not in events.types
     for function in (print, len):
         handler("thing", name="isolation")(function)
     for name in ("First", "Second"):
@@ -81,8 +81,8 @@ def test_handlers_of_the_project_stay_also_those_of_a_module_that_a_test_imports
             with isolated_outbox():
                 import_module("imported_late")
             assert len(handlers.for_type("thing")) == 1
-            assert events.find("isolation.late") is not None
+            assert "isolation.late" in events.types
             assert [each.name for each in handlers.for_type("isolation.late")] == ["imported_late.handle"]
         finally:
             sys.modules.pop("imported_late")
-            events._types.pop("isolation.late", None)
+            events.types.pop("isolation.late", None)
