@@ -3,16 +3,14 @@
 import datetime
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import DatabaseError, InterfaceError
 from django.db.models import F
 
 from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.conf import get_settings
 from django_outbox.models import DeliveryCount, OutboxMessage, OutboxMessageQuerySet
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.service.announcements import Announcement, announcing
@@ -21,7 +19,6 @@ from django_outbox.stores.clock import MINUTE, SLOT, floor, read_clock
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import name_process
 from django_outbox.utils.text import MAX_IDS, counted, some_ids
-from django_outbox.utils.threads import own_connection
 
 KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=10), MINUTE: datetime.timedelta(hours=25)}
 """Age up to which counts are kept, by period: for 10 minutes, the time since the last delivery is shown in seconds."""
@@ -117,26 +114,9 @@ def relay_announcing(
         tally = state.budget.tally
         return {"delivered": tally.processed, "will be retried": tally.retried, "failed": tally.failed}
 
-    def begin() -> None:
-        if level >= logging.INFO and not all_schemas:
-            _warn_of_unknown_publishers(state.using)
-
     served = ", ".join(f"publisher {each.alias!r} ({describe_publisher(each)})" for each in publishers)
     setup = f"{served}; {counted(workers, 'worker')} each" + ("; the schemas of all tenants" if all_schemas else "")
     announcement = Announcement(
-        "Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin, remind=state.failures.remind
+        "Relay", setup, read, busy="delivering", idle="nothing delivered", remind=state.failures.remind
     )
     return announcing(announcement, state.service, level=level)
-
-
-def _warn_of_unknown_publishers(using: str) -> None:
-    # The workers report a database that cannot be used.
-    with suppress(DatabaseError, InterfaceError), own_connection(using):
-        for alias in OutboxMessageQuerySet(OutboxMessage, using=using).unknown_publishers(get_settings().publishers):
-            logger.warning(
-                "The database %(database)r has pending messages of the publisher %(publisher)r, which is not in "
-                "OUTBOX['PUBLISHERS']. No relay delivers them until it is.",
-                event="relay.unknown_publisher",
-                database=using,
-                publisher=alias,
-            )

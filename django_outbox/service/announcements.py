@@ -40,7 +40,6 @@ class Announcement(NamedTuple):
     read: Callable[[], Mapping[str, int]]
     busy: str
     idle: str
-    begin: Callable[[], object] = lambda: None
     remind: Callable[[], object] = lambda: None
     find_obstacle: Callable[[], str] = str
 
@@ -87,7 +86,6 @@ def announcing(announcement: Announcement, state: ServiceState, *, level: int = 
 
 def _announce(announcement: Announcement, state: ServiceState, left: threading.Event) -> None:
     then, before = time.monotonic(), announcement.read()
-    announcement.begin()
     while not left.wait(state.limits.announce_interval):
         now, counts = time.monotonic(), announcement.read()
         first = next(iter(counts))

@@ -21,7 +21,7 @@ from tests.conftest import ALIASES
 from tests.support.databases import end_other_sessions, read_only
 from tests.support.messages import Clock, put
 from tests.support.ports import free_port
-from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import broker_url
 from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
@@ -118,17 +118,6 @@ def test_two_workers_report_an_outage_of_the_database_together(log: Any):
         eventually(lambda: relay.outages == [])
     assert lines(log, "Database 'postgresql' is unavailable: ")
     assert not lines(log, "Publisher 'default' is unavailable")
-
-
-def test_pending_messages_of_a_publisher_that_is_not_in_the_settings_are_warned_of_at_the_start(using: str, log: Any):
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "old": SCRIPTED, "older": SCRIPTED}}):
-        put(2, using, publisher="old")
-        put(2, using, publisher="older", keys=1)
-        put(1, using)
-    with running_relay(using=using, poll_interval=0.05):
-        eventually(lambda: len(lines(log, "is not in OUTBOX['PUBLISHERS']")) == 2)
-    found = [re.findall(r"the publisher '(\w+)'", line) for line in lines(log, "is not in")]
-    assert found == [["old"], ["older"]]
 
 
 def test_the_start_shows_where_messages_go_without_passwords(log: Any):
