@@ -58,7 +58,7 @@ def test_refused_credentials_are_read_again(queue: Queue, aws: AwsAnswers, tmp_p
     assert "ExpiredToken" in publisher.prepare()
     file.write_text("[shop]\naws_access_key_id = NEW\naws_secret_access_key = x\n")
     assert publisher.prepare() == ""
-    assert publisher._client.get()._request_signer._credentials.access_key == "NEW"
+    assert publisher._get_client()._request_signer._credentials.access_key == "NEW"
 
 
 def test_a_missing_permission_for_one_of_several_destinations_leaves_the_others(

@@ -3,10 +3,10 @@
 import abc
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import boto3
 from botocore.exceptions import ClientError
@@ -24,8 +24,6 @@ from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Allowance
 from django_outbox.utils.threads import Threads, after_fork
 
-T = TypeVar("T")
-
 THREAD_NAME = "outbox-aws"
 
 REPORT_INTERVAL = 60.0
@@ -38,46 +36,23 @@ https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
 _ARN = re.compile(r"arn:[a-z-]+:sns:([a-z0-9-]+):[^:]+:.+")
 
 
-class AWSClient:
-    """Constructs a client of boto3 when it is first used, and again if the credentials are refused.
+class Service(NamedTuple):
+    """The names of a service in boto3: of itself, its methods, and their arguments."""
 
-    Clients of boto3 are thread-safe, sessions are not:
-    https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
-    """
-
-    def __init__(self, service: str, options: AWSOptions) -> None:
-        self._service = service
-        self._options = options
-        self._lock = threading.Lock()
-        self._client: Any = None
-
-    def get(self) -> Any:
-        """Return the client. Constructing it reads files, and may ask for credentials, so it may take seconds."""
-        with self._lock:
-            if self._client is None:
-                options = self._options
-                session = boto3.session.Session(region_name=options.region, **(options.session or {}))
-                self._client = session.client(
-                    self._service, endpoint_url=options.endpoint_url, config=options.make_config()
-                )
-            return self._client
-
-    def drop(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+    name: str
+    probe: str
+    send: str
+    destination: str
+    entries: str
+    body: str
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AWSPublisher(AWSOptions, Publisher):
-    """Sends batch requests, several at a time, and reads an outcome for each entry.
+    """Sends batch requests, several at a time, and reads an outcome for each entry."""
 
-    Attributes:
-        body_name: the member of an entry that has the body.
-    """
-
-    service: ClassVar[str]
-    body_name: ClassVar[str]
+    service: ClassVar[Service]
+    _client: Any = field(init=False, default=None)
     _is_ready: bool = field(init=False, default=False)
 
     # Within a request, AWS may refuse a message and accept a later one of the same group, and requests that are in
@@ -89,7 +64,7 @@ class AWSPublisher(AWSOptions, Publisher):
         super().__post_init__()
         self.max_payload_bytes = self.max_message_bytes
         self._destination = self._read_destination()
-        self._encoder = AWSEncoder(self._destination, self.max_message_bytes, self.body_name)
+        self._encoder = AWSEncoder(self._destination, self.max_message_bytes, self.service.body)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -100,7 +75,7 @@ class AWSPublisher(AWSOptions, Publisher):
     def prepare(self) -> str:
         if self._is_ready:
             return ""
-        problem = self._try_probe()
+        problem = self._probe()
         # An action that is not allowed shows that the credentials are valid.
         if problem is not None and problem.kind in (Kind.INTERNAL, Kind.CREDENTIALS):
             self._note(problem)
@@ -127,25 +102,36 @@ class AWSPublisher(AWSOptions, Publisher):
         return self._destination.render(message)
 
     def close(self) -> None:
-        self._client.drop()
+        self._drop_client()
         self._is_ready = False
 
     @abc.abstractmethod
     def _read_destination(self) -> Template:
         """Return the queue or topic, as the options name it."""
 
-    @abc.abstractmethod
-    def _probe(self, client: Any) -> None:
-        """Call an action that shows whether the service responds and accepts the credentials."""
+    def _get_client(self) -> Any:
+        """Return boto3's client, which threads may share, unlike a session. Constructing it may take seconds.
 
-    @abc.abstractmethod
-    def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Send a batch request, and return the response."""
+        https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
+        """
+        with self._lock:
+            if self._client is None:
+                session = boto3.session.Session(region_name=self.region, **(self.session or {}))
+                self._client = session.client(
+                    self.service.name, endpoint_url=self.endpoint_url, config=self.make_config()
+                )
+            return self._client
+
+    def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def _send(self, call: AWSCall, request: AWSRequest) -> None:
         if call.skip(request):
             return
-        response = self._try(lambda client: self._send_batch(client, request.destination, request.entries))
+        arguments = {self.service.destination: request.destination, self.service.entries: request.entries}
+        response = self._try(self.service.send, **arguments)
         if isinstance(response, Problem):
             call.take_refusal(request, response)
             problems = [response]
@@ -154,16 +140,20 @@ class AWSPublisher(AWSOptions, Publisher):
         for problem in problems:
             self._note(problem, request.destination)
 
-    def _try_probe(self) -> Problem | None:
-        found: list[Problem | None] = []
+    def _probe(self) -> Problem | None:
+        """Return the problem of a request that shows whether the service responds and accepts the credentials."""
+        found: list[Mapping[str, Any] | Problem] = []
         threads = Threads()
-        threads.start(lambda: found.append(self._try(self._probe)), name=THREAD_NAME)
+        threads.start(lambda: found.append(self._try(self.service.probe)), name=THREAD_NAME)
         threads.wait(2 * self.timeout)
-        return found[0] if found else Problem(Kind.INTERNAL, f"no response within {2 * self.timeout:g} s")
+        if not found:
+            return Problem(Kind.INTERNAL, f"no response within {2 * self.timeout:g} s")
+        return found[0] if isinstance(found[0], Problem) else None
 
-    def _try(self, work: Callable[[Any], T]) -> T | Problem:
+    def _try(self, method: str, **arguments: object) -> Mapping[str, Any] | Problem:
         try:
-            return work(self._client.get())
+            response: Mapping[str, Any] = getattr(self._get_client(), method)(**arguments)
+            return response
         except ClientError as error:
             return explain_refusal(error)
         except Exception as error:
@@ -173,7 +163,7 @@ class AWSPublisher(AWSOptions, Publisher):
         """Read the credentials again if they were refused; log problems of destinations once a minute."""
         if problem.kind is Kind.CREDENTIALS:
             # They may have been replaced in a file, which boto3 reads only once.
-            self._client.drop()
+            self._drop_client()
         elif destination and problem.kind in (Kind.THROTTLED, Kind.DENIED, Kind.INTERNAL, Kind.UNKNOWN):
             if not self._reports.take():
                 return
@@ -186,7 +176,8 @@ class AWSPublisher(AWSOptions, Publisher):
             )
 
     def _start_over(self) -> None:
-        self._client = AWSClient(self.service, self)
+        self._lock = threading.Lock()
+        self._client = None
         self._is_ready = False
         self._reports = Allowance(1, REPORT_INTERVAL)
 
@@ -226,8 +217,7 @@ class SQSPublisher(AWSPublisher):
 
     messaging_system = "aws_sqs"
     broker_name = "Amazon SQS"
-    service = "sqs"
-    body_name = "MessageBody"
+    service = Service("sqs", "list_queues", "send_message_batch", "QueueUrl", "Entries", "MessageBody")
 
     queue_url: str = ""
 
@@ -239,13 +229,6 @@ class SQSPublisher(AWSPublisher):
                 "'https://sqs.eu-central-1.amazonaws.com/123456789012/orders'."
             )
         return Template("queue_url", self.queue_url)
-
-    def _probe(self, client: Any) -> None:
-        client.list_queues(MaxResults=1)
-
-    def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        response: Mapping[str, Any] = client.send_message_batch(QueueUrl=destination, Entries=entries)
-        return response
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -259,7 +242,7 @@ class SNSPublisher(AWSPublisher):
         alias: the publisher's name in the settings.
         topic_arn: the ARN of the topic, in which `{topic}` stands for a message's topic, `{type}` for its type and
             `{key}` for its key, but not in place of the region.
-        region: the region. It must be the one in the ARN, which is the default.
+        region: not used: the region is the one in the ARN.
         max_message_bytes: maximum number of bytes of a request, attributes included, and so of a message. At most
             MaximumMessageSize of the topic.
         options: the other options, as for `SQSPublisher`.
@@ -271,8 +254,7 @@ class SNSPublisher(AWSPublisher):
 
     messaging_system = "aws.sns"
     broker_name = "Amazon SNS"
-    service = "sns"
-    body_name = "Message"
+    service = Service("sns", "list_topics", "publish_batch", "TopicArn", "PublishBatchRequestEntries", "Message")
 
     topic_arn: str | None = None
     max_message_bytes: int = DEFAULT_MESSAGE_BYTES
@@ -284,16 +266,5 @@ class SNSPublisher(AWSPublisher):
                 f"topic_arn is {self.topic_arn!r}; it must be an ARN such as "
                 "'arn:aws:sns:eu-central-1:123456789012:orders'."
             )
-        if self.region is not None and self.region != found[1]:
-            raise ImproperlyConfigured(
-                f"region is {self.region!r}, but topic_arn is in {found[1]!r}; leave region out, or correct topic_arn."
-            )
         self.region = found[1]
         return Template("topic_arn", self.topic_arn)
-
-    def _probe(self, client: Any) -> None:
-        client.list_topics()
-
-    def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        response: Mapping[str, Any] = client.publish_batch(TopicArn=destination, PublishBatchRequestEntries=entries)
-        return response
