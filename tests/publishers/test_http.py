@@ -138,7 +138,7 @@ def test_the_status_decides_the_outcome(receiver: Receiver, make_webhooks: MakeP
         assert outcome.error_class == ("" if verdict == "accepted" else f"http.{status}")
         assert outcome.counted
         assert str(status) in outcome.error or verdict == "accepted"
-    assert publisher.publish([make_message(key="410")])[0].error == "the receiver responded 410 Gone"
+    assert publisher.publish([make_message(key="410")])[0].error == "the receiver responded 410"
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -190,9 +190,9 @@ def test_a_receiver_that_asks_to_wait_gets_no_further_request_meanwhile(
     receiver.reply = lambda _call: Reply(429, {"Retry-After": "60"})
     publisher = make_webhooks(receiver.url(), concurrency=1)
     outcomes = publisher.publish([make_message() for _ in range(3)])
-    assert outcomes[0] == set_aside("the receiver responded 429 Too Many Requests", 60.0, error_class="http.429")
+    assert outcomes[0] == set_aside("the receiver responded 429", 60.0, error_class="http.429")
     assert [outcome.kind for outcome in outcomes[1:]] == [OutcomeKind.UNANSWERED] * 2
-    assert "429 Too Many Requests" in publisher.prepare()
+    assert "responded 429" in publisher.prepare()
     assert publisher.publish([make_message()])[0].kind is OutcomeKind.UNANSWERED
     assert len(receiver.calls) == 1
 

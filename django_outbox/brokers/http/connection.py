@@ -63,7 +63,7 @@ class Server:
             self._give_back(connection)
         self.is_known = not isinstance(result, FailedRequest)
         if request is not None and isinstance(result, Response) and result.is_busy:
-            self._busy = f"the receiver responded {result.text}"
+            self._busy = f"the receiver responded {result.status}"
             self._busy_until = time.monotonic() + min(result.wait, MAX_ASKED_WAIT)
         return result
 

@@ -6,7 +6,6 @@ import ssl
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 
 import httpcore
 
@@ -63,14 +62,6 @@ class Response:
         """Seconds for which to send nothing to a receiver that is busy."""
         return max(BUSY_WAIT if self.retry_after is None else self.retry_after, MIN_WAIT)
 
-    @property
-    def text(self) -> str:
-        """The status with its standard reason, because the text in the response may be anything."""
-        try:
-            return f"{self.status} {HTTPStatus(self.status).phrase}"
-        except ValueError:
-            return str(self.status)
-
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
@@ -87,9 +78,9 @@ def outcome_of(response: Response) -> Outcome:
         return ACCEPTED
     error_class = f"http.{status}"
     if 300 <= status < 400:
-        text = f"the receiver responded {response.text}, a redirect; set url to the address of the receiver"
+        text = f"the receiver responded {status}, a redirect; set url to the address of the receiver"
         return rejected(text, error_class=error_class)
-    text = f"the receiver responded {response.text}"
+    text = f"the receiver responded {status}"
     if response.is_busy:
         return set_aside(text, response.wait, error_class=error_class)
     if status in RETRIED or status >= 500:

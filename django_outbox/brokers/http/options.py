@@ -84,8 +84,6 @@ def _read_url(value: object) -> tuple[Origin, bytes]:
         raise ImproperlyConfigured(
             "url contains a user or a password; set the header authorization in headers instead."
         )
-    if parts.fragment:
-        raise ImproperlyConfigured("url has a fragment (#), which is not sent; remove it.")
     host = str(parts.hostname)
     query = f"?{parts.query}" if parts.query else ""
     origin = Origin(parts.scheme, host, parts.port or DEFAULT_PORTS[parts.scheme])

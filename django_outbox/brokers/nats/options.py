@@ -87,8 +87,6 @@ class NatsOptions:
         if not isinstance(path, str):
             raise ImproperlyConfigured("credentials must be the path of a .creds file.")
         if path:
-            if any(server.user for server in self.nodes):
-                raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
             read_credentials(path)
         prefix: object = self.inbox_prefix
         if not isinstance(prefix, str) or not is_subject(prefix):

@@ -1,6 +1,5 @@
 """A publisher for NATS JetStream: many messages in flight over one connection for all threads."""
 
-import datetime
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,6 @@ from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
 from django_outbox.utils.threads import after_fork
-
-EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)
-"""A message with which the option `subject` must be a valid subject."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -75,7 +71,7 @@ class JetStreamPublisher(NatsOptions, Publisher):
         super().__post_init__()
         validate_format(self.format, self.source)
         self._subject = Template("subject", self.subject)
-        if not is_subject(self._subject.render(EXAMPLE)):
+        if not is_subject(self.subject.format(topic="topic", type="type", key="key")):
             raise ImproperlyConfigured(f"subject is {self.subject!r}; {SUBJECT_RULES}.")
         encoder = NatsEncoder(subject=self._subject, format=self.format, source=self.source)
         self._encode = encoder.encode
