@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser, OutputWrapper
@@ -17,15 +17,19 @@ from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.live import LiveFigures, live_line
-from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
-from django_outbox.stores.schema import REQUIRED, describe_missing_schema
+from django_outbox.stores.schema import REQUIRED, describe_database, describe_missing_schema
 from django_outbox.utils.text import counted, escape
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 LEVELS = {0: logging.WARNING, 1: logging.INFO}
 """The least level that is shown, by `--verbosity`; at higher values, everything is shown, such as every batch."""
+
+
+class CheckResult(NamedTuple):
+    subject: str
+    problem: str = ""
 
 
 class ServiceCommand(OutboxCommand):
@@ -83,17 +87,18 @@ class ServiceCommand(OutboxCommand):
         if problem := find_missing_schema(using, models):
             raise CommandError(problem)
 
-    def report_findings(self, findings: Iterable[CheckResult]) -> None:
-        """Print the result of each check. Raises `CommandError` if there are problems."""
+    def report_findings(self, using: str, models: Sequence[type[Model]], findings: Iterable[CheckResult]) -> None:
+        """Check the tables of a database, and print the result of each check. Raises `CommandError` at problems."""
+        connection = connections[using]
+        if problem := describe_missing_schema(connection, models):
+            raise CommandError(problem)
         problems = 0
-        for finding in findings:
-            if not finding.problem:
-                if self.verbosity > 0:
-                    print_line(self.stdout, f"OK       {finding.subject}")
-                continue
-            word = "WARNING " if finding.is_warning else "FAIL    "
-            problems += not finding.is_warning
-            print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
+        for finding in [CheckResult(f"database {describe_database(connection)}"), *findings]:
+            if finding.problem:
+                problems += 1
+                print_line(self.stderr, f"FAIL  {finding.subject}: {finding.problem}")
+            elif self.verbosity > 0:
+                print_line(self.stdout, f"OK    {finding.subject}")
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
 

@@ -27,6 +27,7 @@ COMMANDS = [
     ("outbox_requeue", "--all"),
     ("outbox_resume", "--publisher", "default"),
     ("outbox_status",),
+    ("run_outbox", "--check"),
 ]
 
 

@@ -78,7 +78,7 @@ def test_a_check_does_not_join_the_group(source, protocol):
         for _ in range(4):
             out = StringIO()
             call_command("run_inbox", "--check", stdout=out)
-            assert "OK       consumer 'billing'" in out.getvalue()
+            assert "OK    consumer 'billing'" in out.getvalue()
             member.poll(0.5)
         until = time.monotonic() + 2
         while time.monotonic() < until:

@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 
 from django_outbox.brokers.rabbitmq import consumer as window
-from django_outbox.inbox.management.commands.run_inbox import check_inbox
+from django_outbox.inbox.management.commands.run_inbox import check_consumers
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, payloads, read_all, running
 from tests.inbox.sources.rabbitmq import RabbitMQSource
@@ -91,7 +91,7 @@ def test_a_paused_consumer_and_a_check_return_nothing(source, make_inbox):
     read_all(make_inbox(), source)
     fill(source, 50)
     for _ in range(OFTEN):
-        assert [finding.problem for finding in check_inbox("default", make_inbox().consumers)] == [""] * 3
+        assert [finding.problem for finding in check_consumers(make_inbox().consumers)] == [""]
         with running(make_inbox(max_backlog=1)) as inbox:
             eventually(lambda: inbox.paused)
     eventually(lambda: source.unsettled() == 50)

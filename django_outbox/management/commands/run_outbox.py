@@ -1,14 +1,16 @@
 """`manage.py run_outbox`: arguments and signals of the operating system, nothing else."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from django_outbox.brokers.outcomes import describe_publisher, prepare_publisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.live import RelayFigures
-from django_outbox.management.proof import check_deployment
-from django_outbox.management.service import ServiceCommand, print_line
+from django_outbox.management.service import CheckResult, ServiceCommand, print_line
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from django_outbox.stores.schema import REQUIRED
@@ -74,8 +76,8 @@ class Command(ServiceCommand):
             "--check",
             action="store_true",
             dest="only_check",
-            help="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
-            "is wrong.",
+            help="Check the database, its tables and each publisher's broker, then stop. Exits with 1 if anything is "
+            "wrong.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -99,7 +101,7 @@ class Command(ServiceCommand):
         self.signals.stop(relay)
         if options["only_check"]:
             with relay:
-                self.report_findings(check_deployment(relay.using, relay.publishers))
+                self.report_findings(relay.using, REQUIRED, check_publishers(relay.publishers))
             return
         if not many:
             self.require_schema(relay.using, REQUIRED)
@@ -119,3 +121,10 @@ class Command(ServiceCommand):
             for alias in relay.paused:
                 print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             print_line(self.stdout, totals)
+
+
+def check_publishers(publishers: Sequence[Publisher]) -> Iterator[CheckResult]:
+    """Let each publisher connect to its broker. Nothing is published."""
+    for publisher in publishers:
+        subject = f"publisher {publisher.alias!r} ({describe_publisher(publisher)})"
+        yield CheckResult(subject, prepare_publisher(publisher))
