@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
+from django_outbox.messages import Message, Outcome
 from django_outbox.utils.logs import logger
 from django_outbox.utils.rates import Allowance
 from django_outbox.utils.text import describe, raise_interrupt
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from django_outbox.models import OutboxMessage
 
 T = TypeVar("T")
-
-MAX_HEADERS_LENGTH = 8 * 1024
-"""Maximum characters of the headers that one tracing library may add to a message."""
 
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about tracing libraries that raise, because one that fails may fail at every call."""
@@ -53,20 +50,6 @@ class PublishedBatch:
     began_at: int
     ended_at: int
 
-    def sampled(self, is_sampled: Callable[[Mapping[str, Any]], bool]) -> list[tuple[Message, Outcome]]:
-        """Return the messages of sampled traces that were published, and their outcomes; failures come first."""
-        found = [
-            (message, outcome)
-            for message, outcome in zip(self.messages, self.outcomes, strict=True)
-            if message.headers and outcome.kind is not OutcomeKind.BLOCKED and is_sampled(message.headers)
-        ]
-        return sorted(found, key=lambda each: each[1] is ACCEPTED)
-
-
-def trace_headers(message: Message, *names: str) -> dict[str, str]:
-    """Return these headers of a message, except values that are not text: another program may have written any."""
-    return {name: value for name in names if isinstance(value := message.headers.get(name), str)}
-
 
 class Tracer:
     """Connects a tracing library. Exceptions that it raises are logged; they affect neither callers nor deliveries."""
@@ -89,19 +72,11 @@ class Tracer:
 
 
 tracers: list[Tracer] = []
-"""The tracers of the libraries that were in use when `load_tracers` was called last."""
+"""The tracers of the libraries that were in use when `load_tracers` was called last, and those of tests."""
 
 _waiting: dict[str, Callable[[], Tracer] | None] = {}
 """Functions that make the tracer of a library, by one of its modules; None after that module was imported."""
 _lock = threading.Lock()
-
-
-def add_tracer(tracer: Tracer) -> None:
-    tracers.append(tracer)
-
-
-def remove_tracer(tracer: Tracer) -> None:
-    tracers.remove(tracer)
 
 
 def add_tracer_when_imported(module: str, make: Callable[[], Tracer]) -> None:
@@ -173,7 +148,7 @@ def _traced(messages: "Sequence[OutboxMessage]", many: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for tracer in tracers:
             try:
-                headers = _read_headers(_enter(stack, partial(tracer.enqueueing, messages, many=many)) or {})
+                headers = dict(_enter(stack, partial(tracer.enqueueing, messages, many=many)) or {})
             except Exception as error:
                 _report(error)
                 continue
@@ -205,15 +180,6 @@ def _leave(
     except Exception as error:
         if error is not raised:
             _report(error)
-
-
-def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers that every database and broker can carry, or raise ValueError."""
-    found = dict(headers)
-    text = "".join([*found, *found.values()])
-    if not (text.isascii() and text.isprintable()) or len(text) > MAX_HEADERS_LENGTH:
-        raise ValueError(f"the headers of a trace are not ASCII, or longer than {MAX_HEADERS_LENGTH:,} characters")
-    return found
 
 
 _reports = Allowance(1, LOG_INTERVAL)

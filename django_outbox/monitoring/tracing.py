@@ -12,9 +12,9 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from django_outbox.conf import get_settings
-from django_outbox.messages import ACCEPTED, Message, Outcome, class_path
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, class_path
 from django_outbox.models import OutboxMessage
-from django_outbox.tracing import PublishedBatch, Tracer, trace_headers
+from django_outbox.tracing import PublishedBatch, Tracer
 from django_outbox.utils.rates import Allowance
 
 SPANS_PER_SECOND = 200
@@ -27,6 +27,9 @@ TRACESTATE = "tracestate"
 
 TRACEPARENT_LENGTH = 55
 """Characters of a `traceparent` of version 00; later versions may be longer, but begin alike."""
+
+MAX_TRACESTATE_LENGTH = 8 * 1024
+"""Characters above which a `tracestate`, which comes from the caller's request, is left out of a message."""
 
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -85,7 +88,12 @@ class OpenTelemetryTracer(Tracer):
         """Record a span for each message with a sampled trace, failures first, while the allowance lasts."""
         if not get_settings().tracing:
             return
-        for message, outcome in batch.sampled(_is_sampled):
+        sampled = [
+            (message, outcome)
+            for message, outcome in zip(batch.messages, batch.outcomes, strict=True)
+            if outcome.kind is not OutcomeKind.BLOCKED and _is_sampled(message.headers)
+        ]
+        for message, outcome in sorted(sampled, key=lambda each: each[1] is ACCEPTED):
             if not self._spans.take():
                 return
             self._record(message, outcome, batch)
@@ -125,10 +133,14 @@ class OpenTelemetryTracer(Tracer):
         # Only the trace's identity: baggage may hold personal data, and messages are stored and leave the company.
         headers: dict[str, str] = {}
         self._propagator.inject(headers)
+        if len(headers.get(TRACESTATE, "")) > MAX_TRACESTATE_LENGTH:
+            del headers[TRACESTATE]
         return headers
 
     def _extract(self, message: Message) -> context.Context:
-        return self._propagator.extract(trace_headers(message, TRACEPARENT, TRACESTATE), context.Context())
+        # Another program may have written anything.
+        headers = {name: value for name, value in message.headers.items() if isinstance(value, str)}
+        return self._propagator.extract(headers, context.Context())
 
     def _start_handling(self, message: Message, parent: context.Context) -> Span:
         return self._tracer.start_span(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django_outbox.brokers import memory
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
 from django_outbox.relay import Relay
-from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
+from django_outbox.tracing import PublishedBatch, Tracer, tracers
 from django_outbox.utils.text import counted
 
 
@@ -62,12 +62,12 @@ class Drained:
 
 def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float) -> Drained:
     recorder = _OutcomeTracer()
-    add_tracer(recorder)
+    tracers.append(recorder)
     try:
         with Relay(using=using) as relay:
             relay.drain(max_seconds=max_seconds)
     finally:
-        remove_tracer(recorder)
+        tracers.remove(recorder)
     drained = recorder.result()
     if raise_failures and drained.failures:
         listed = "\n".join(f"  {failure}" for failure in drained.failures)

@@ -129,6 +129,11 @@ def test_the_state_of_a_trace_is_passed_on_and_baggage_is_not():
     assert message.headers["tracestate"] == "vendor=a1"
 
 
+def test_a_state_of_a_trace_that_is_too_long_is_left_out():
+    with within_trace(sampled=True, state={f"vendor{number}": "x" * 256 for number in range(32)}):
+        assert write().headers.keys() == {"traceparent"}
+
+
 def test_headers_of_the_maximum_size_still_get_the_trace():
     with tracer.start_as_current_span("request"):
         message = write(headers={"text": "x" * (MAX_HEADERS_BYTES - len('{"text": ""}'))})

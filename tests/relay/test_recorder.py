@@ -9,7 +9,7 @@ from django_outbox.messages import ACCEPTED
 from django_outbox.relay.recorder import FailureLog, Recorder
 from django_outbox.signals import phase_finished
 from django_outbox.stores import Settlement
-from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
+from django_outbox.tracing import PublishedBatch, Tracer, tracers
 from tests.support.claimed import make_message
 from tests.support.publishers import ScriptedPublisher
 from tests.support.signals import received
@@ -28,9 +28,9 @@ class Batches(Tracer):
 @pytest.fixture
 def batches() -> Iterator[Batches]:
     tracer = Batches()
-    add_tracer(tracer)
+    tracers.append(tracer)
     yield tracer
-    remove_tracer(tracer)
+    tracers.remove(tracer)
 
 
 def test_a_wait_for_further_messages_is_no_time_of_publishing(batches: Batches):
