@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
+from django.db.models import Model
 
 from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.inbox.inbox import Inbox
@@ -86,7 +87,7 @@ class Command(ServiceCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         self.signals.stop(inbox)
-        models = [*REQUIRED, HandledMessage]
+        models: list[type[Model]] = [*REQUIRED, HandledMessage]
         if options["only_check"]:
             self.report_findings(inbox.using, models, check_consumers(inbox.consumers))
             return
