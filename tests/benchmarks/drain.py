@@ -1,12 +1,9 @@
 """From the database to brokers, compared with the limit of each: what its client alone does with the same messages.
 
 The client sends them from memory and waits for every confirm. RabbitMQ's are encoded in advance and written to a bare
-socket; the others' clients encode them. `publisher`: the outbox's publisher alone does the same, without a database.
-Kafka is KAFKA_URL, or three brokers that are started for this if their programs are in the cache, otherwise a mock of
-them.
+socket; the others' clients encode them. Kafka is KAFKA_URL, or three brokers that are started for this.
 
-A backlog is read from the table, even with the source log. With `--running`, messages are also committed while a relay
-runs, and come from the log.
+A backlog is read from the table, even with the source log.
 """
 
 import argparse
@@ -19,13 +16,14 @@ from django.db import connection
 from django.utils.module_loading import import_string
 
 from django_outbox.conf import SOURCES
+from django_outbox.relay import Relay
 from tests.benchmarks.brokers.base import Broker
-from tests.benchmarks.measuring import Run
-from tests.benchmarks.messages import claimed, make_messages, make_topics
+from tests.benchmarks.measuring import Run, timed
+from tests.benchmarks.messages import claimed, fill, make_messages, make_topics
 from tests.benchmarks.options import add_numbers
-from tests.benchmarks.relays import timed_drain, timed_flow
 from tests.benchmarks.report import Report, compare
-from tests.benchmarks.tables import save
+from tests.benchmarks.tables import empty, restore, save
+from tests.benchmarks.workspace import outbox_settings
 
 BROKERS = {
     "rabbitmq": "rabbitmq.QuorumQueues",
@@ -43,18 +41,15 @@ def make_broker(name: str, destinations: int = 4) -> Broker:
 
 
 class Case(NamedTuple):
-    """The limit, the publisher alone, the drain of a saved table, or its delivery while it is written."""
+    """The limit, or the drain of a saved table."""
 
     broker: str
     work: str = "limit"
     workers: int = 1
     source: str = ""
-    running: bool = False
 
     def __str__(self) -> str:
-        more = [f"workers: {self.workers}"] if self.work != "limit" else []
-        more += [self.source] if self.source else []
-        more += ["running"] if self.running else []
+        more = [f"workers: {self.workers}", self.source] if self.source else []
         return ", ".join([f"{self.broker}: {self.work}", *more])
 
 
@@ -70,7 +65,6 @@ def add_comparison(parser: argparse.ArgumentParser, brokers: Collection[str] = B
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_comparison(parser)
-    parser.add_argument("--running", action="store_true", help="Also measure relays that run while messages arrive.")
     # So many messages that the beginning and the end of a drain, when nothing is in flight, hardly count.
     add_numbers(parser, messages=100_000, keys=1000, workers=[2], batch_size=2000, repeats=3)
 
@@ -83,21 +77,15 @@ def run(options: argparse.Namespace) -> Report:
         save("keyed", options.messages, keys=options.keys, **content)
 
         def measure(case: Case) -> Run:
-            broker, sizes = brokers[case.broker], {"workers": case.workers, "batch_size": options.batch_size}
-            if case.running:
-                return timed_flow(broker, case.work, options.messages, source=case.source, **sizes)
-            if case.work in ("unkeyed", "keyed"):
-                return timed_drain(broker, case.work, source=case.source, **sizes)
-            made = claimed(make_messages(options.messages, **content))
-            return broker.measure_limit(made) if case.work == "limit" else broker.measure_publisher(made, **sizes)
+            broker = brokers[case.broker]
+            if case.work == "limit":
+                return broker.measure_limit(claimed(make_messages(options.messages, **content)))
+            return _drain(broker, case, options.batch_size)
 
         cases = []
         for name in brokers:
-            cases += [Case(name), *(Case(name, "publisher", workers) for workers in options.workers)]
-            works = [*product(("unkeyed", "keyed"), options.workers, options.source)]
-            cases += [Case(name, *each) for each in works]
-            if options.running:
-                cases += [Case(name, *each, running=True) for each in works]
+            works = product(("unkeyed", "keyed"), options.workers, options.source)
+            cases += [Case(name), *(Case(name, *each) for each in works)]
         return compare(
             f"From {connection.display_name} to the broker, every message confirmed",
             cases * options.repeats,
@@ -105,3 +93,19 @@ def run(options: argparse.Namespace) -> Report:
             lambda case: Case(case.broker),
             ratio="of the limit",
         )
+
+
+def _drain(broker: Broker, case: Case, batch_size: int) -> Run:
+    """Deliver a saved table by a relay in this process, which is connected before the clock starts."""
+    with (
+        outbox_settings({**broker.publisher(), "SOURCE": case.source}),
+        Relay(workers=case.workers, batch_size=batch_size) as relay,
+    ):
+        empty()
+        fill(1, topics=broker.topics)
+        warm = relay.deliver_once().processed
+        restore(case.work, streamed=case.source != "table")
+        broker.purge()
+        run = timed(lambda: relay.drain().processed - warm, broker.process)
+        broker.expect(run.messages)
+    return run

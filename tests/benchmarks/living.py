@@ -2,9 +2,6 @@
 
 A relay is measured polled and woken, next to a loop of SELECT ... SKIP LOCKED, publish and UPDATE every 0.5 s, and with
 `--rival` next to walbox. The figures of an idle relay are those of a second instead of a message.
-
-With `--waiting`, that many keys wait, as many messages are behind a key's message that waits, and each commit has a key
-of its own: nothing of that should cost anything. A relay begins to measure when it has swept over them once.
 """
 
 import argparse
@@ -24,14 +21,11 @@ from tests.benchmarks.measuring import BenchmarkError, Used, read_used, wait_for
 from tests.benchmarks.options import add_numbers
 from tests.benchmarks.relay_process import RelayProcess, loop_process, relay_process
 from tests.benchmarks.report import Report, measure_all
-from tests.benchmarks.tables import empty, insert_rows, refresh
+from tests.benchmarks.tables import empty
 from tests.benchmarks.walbox import WalboxProcess, walbox_process
 from tests.benchmarks.workspace import ACCEPTING, outbox_settings, require_log
 
 PERCENTILES = (50, 95, 99, 100)
-
-SWEEPING_TIME = 20.0
-"""Seconds for the first sweep of a relay over a million messages."""
 
 SETTLING_TIME = 2.0
 """Seconds after which an idle relay waits as long as it ever does."""
@@ -70,24 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rates", metavar="N", nargs="+", type=int, default=rates, help="Commits a second; 0 for an idle relay."
     )
     parser.add_argument("--keys", metavar="N", nargs="+", type=int, default=keys, help="Number of keys; 0 for none.")
-    parser.add_argument("--waiting", metavar="N", type=int, default=0, help="Keys that wait (default: 0).")
     parser.add_argument("--rival", metavar="PYTHON", help="The interpreter of an environment with walbox and pika.")
 
 
 def run(options: argparse.Namespace) -> Report:
     require_log([*options.source, *(["log"] if options.rival else [])])
-    if options.waiting:
-        empty()
-        insert_rows(options.waiting, available="86400 + number % 600", keys=options.waiting)
-        # All of them are of a key that has one already.
-        insert_rows(options.waiting, available="-60", keys=1)
-        refresh()
     with ExitStack() as stack:
         brokers = {name: stack.enter_context(make_broker(name, 1)) for name in options.broker if name in BROKERS}
 
         def measure(case: Case) -> Measured:
-            if not options.waiting:
-                empty()
+            empty()
             if broker := brokers.get(case.broker):
                 broker.purge()
             with (
@@ -95,7 +81,7 @@ def run(options: argparse.Namespace) -> Report:
                 _start(case, broker, options) as relay,
             ):
                 relay.begin()
-                time.sleep(SWEEPING_TIME if options.waiting else SETTLING_TIME)
+                time.sleep(SETTLING_TIME)
                 before = read_used(relay.pid, relay.statements)
                 if case.commits:
                     committed = _commit(case, options, broker.topics[0] if broker else "")
@@ -157,7 +143,7 @@ def _commit(case: Case, options: argparse.Namespace, topic: str) -> dict[str, fl
     end = due + options.seconds
     while (due := due + source.expovariate(case.commits)) < end or not committed:
         time.sleep(max(due - time.monotonic(), 0))
-        number = len(committed) if options.waiting else source.randrange(case.keys or 1)
+        number = source.randrange(case.keys or 1)
         with transaction.atomic():
             key = f"order-{number}" if case.keys else ""
             message = enqueue("order.created", {"id": len(committed)}, topic=topic, key=key)

@@ -10,7 +10,6 @@ HELP = {
     "batch_size": "Messages in a claim, a transaction or an acknowledgement",
     "keys": "Number of keys",
     "messages": "Messages of a case",
-    "relays": "Number of relays",
     "repeats": "Rounds; the median of each case counts",
     "rows": "Rows that are in the table already",
     "seconds": "Duration of each measurement",

@@ -24,21 +24,15 @@ def save(name: str, count: int, **content: Any) -> None:
     run_sql(f"CREATE TABLE saved_{name} AS SELECT * FROM {TABLE}")
 
 
-def restore(name: str, *, streamed: bool = False) -> None:
+def restore(name: str, *, streamed: bool) -> None:
     """Replace all rows by the rows that were saved under a name, as pending or as streamed messages."""
     empty()
-    copy(name, streamed=streamed)
-    refresh()
-
-
-def copy(name: str, *, streamed: bool, where: str = "true") -> None:
-    """Insert the rows that were saved under a name, those of a condition, as pending or as streamed messages."""
     names = [field.attname for field in OutboxMessage._meta.fields if field.attname != "xid"]
     columns = {name: connection.ops.quote_name(name) for name in names}
     changed = {"available_at": "NULL", "blocks_key": "false"} if streamed else {}
     values = ", ".join((columns | changed).values())
-    rows = f"SELECT {values} FROM saved_{name} WHERE {where} ORDER BY id"
-    run_sql(f"INSERT INTO {TABLE} ({', '.join(columns.values())}) {rows}")
+    run_sql(f"INSERT INTO {TABLE} ({', '.join(columns.values())}) SELECT {values} FROM saved_{name} ORDER BY id")
+    refresh()
 
 
 def refresh() -> None:

@@ -4,15 +4,13 @@ import abc
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar, TypeVar
 
-from django_outbox.brokers.registry import make_publisher
-from django_outbox.messages import ACCEPTED, Message
+from django_outbox.messages import Message
 from tests.benchmarks.measuring import DATABASE, BenchmarkError, Run, timed
 from tests.benchmarks.messages import make_topics
-from tests.benchmarks.workspace import outbox_settings, require_url
+from tests.benchmarks.workspace import require_url
 
 BrokerT = TypeVar("BrokerT", bound="Broker")
 
@@ -100,32 +98,15 @@ class Broker(abc.ABC):
 
     def measure_limit(self, messages: Sequence[Message]) -> Run:
         """Send messages from memory by the client alone."""
-        self.purge()
-        with self.sender(messages) as send:
-            return self._timed(send, len(messages))
 
-    def measure_publisher(self, messages: Sequence[Message], *, workers: int, batch_size: int) -> Run:
-        """Send messages from memory by the outbox's publisher, without a relay and a database."""
-        batches = [messages[start : start + batch_size] for start in range(0, len(messages), batch_size)]
-
-        def send() -> None:
-            for outcomes in pool.map(publisher.publish, batches):
-                if problem := next((each.error for each in outcomes if each != ACCEPTED), ""):
-                    raise BenchmarkError(f"{self.label} did not accept a message: {problem}")
-
-        self.purge()
-        with outbox_settings(self.publisher()), ThreadPoolExecutor(workers) as pool:
-            publisher = make_publisher("default")
-            with closing(publisher):
-                publisher.prepare()
-                return self._timed(send, len(messages))
-
-    def _timed(self, send: Callable[[], None], count: int) -> Run:
         def work() -> int:
             send()
-            return count
+            return len(messages)
 
-        run = timed(work, self.process)
-        self.expect(count)
+        self.purge()
+        with self.sender(messages) as send:
+            run = timed(work, self.process)
+        self.expect(run.messages)
         # No database has taken part.
-        return Run(count, run.seconds, {name: each for name, each in run.figures.items() if name != DATABASE})
+        figures = {name: each for name, each in run.figures.items() if name != DATABASE}
+        return Run(run.messages, run.seconds, figures)

@@ -1,16 +1,13 @@
 """Kafka. The limit: an idempotent producer, `acks` of all.
 
-The cluster is the one that KAFKA_URL names, otherwise three brokers if their programs are in the cache, otherwise
-librdkafka's mock, in its own process.
+The cluster is the one that KAFKA_URL names, or three brokers that are started for this.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.connection import Connection
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition, libversion
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
@@ -20,38 +17,20 @@ from tests.support.jars import KAFKA
 from tests.support.kafka.cluster import running_cluster
 from tests.support.kafka.shared import is_real, kafka_servers
 from tests.support.kafka.tools import create_topic, delete_topics, find_offsets
-from tests.support.spawning import process, receive
 
 PATIENCE = 30
 """Seconds to wait for the cluster."""
 
 PARTITIONS = 4
 
-MOCK = "kafka-mock"
-"""The name of the mock's process."""
-
 QUIET = {"log_level": 2}
-
-
-def serve_mock_cluster(pipe: Connection) -> None:
-    """Run a cluster of three brokers, which write nothing to the disk, until the other end of the pipe is closed."""
-    # Its processor time is found by this name, on Linux.
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(MOCK)
-    producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, **QUIET})
-    brokers = producer.list_topics(timeout=PATIENCE).brokers.values()
-    pipe.send(",".join(f"{broker.host}:{broker.port}" for broker in brokers))
-    pipe.poll(None)
 
 
 class Kafka(Broker):
     """A topic of four partitions for each topic."""
 
-    def __init__(self, destinations: int = 4) -> None:
-        super().__init__(destinations)
-        self.is_real = is_real() or KAFKA.is_usable
-        self.label = "Kafka" if self.is_real else "Kafka (mock)"
-        self.process = "java" if self.is_real else MOCK
+    label = "Kafka"
+    process = "java"
 
     def create(self) -> str:
         self._stack = ExitStack()
@@ -60,27 +39,20 @@ class Kafka(Broker):
         self._consumer = Consumer({**self._config, "group.id": self.name})
         self._stack.callback(self._consumer.close)
         topics = [f"{self.name}.{topic}" for topic in self.topics]
-        if self.is_real:
-            for topic in topics:
-                create_topic(servers, topic, PARTITIONS)
-            self._stack.callback(delete_topics, servers, *topics)
-        else:
-            # The mock creates a topic with four partitions when a producer asks for it; it takes no other request.
-            producer = Producer(self._config)
-            for topic in topics:
-                producer.list_topics(topic, timeout=PATIENCE)
+        for topic in topics:
+            create_topic(servers, topic, PARTITIONS)
+        self._stack.callback(delete_topics, servers, *topics)
         self._partitions = [TopicPartition(topic, partition) for topic in topics for partition in range(PARTITIONS)]
         self._before = 0
-        return KAFKA.version if self.is_real else libversion()[0]
+        return str(KAFKA.version)
 
     def _start(self) -> str:
         """Start the cluster unless it runs, and return its addresses."""
         if is_real():
             return kafka_servers()
-        if self.is_real:
-            return self._stack.enter_context(running_cluster()).servers
-        _, pipe = self._stack.enter_context(process("tests.benchmarks.brokers.kafka.serve_mock_cluster"))
-        return str(receive(pipe, PATIENCE))
+        if not KAFKA.is_usable:
+            raise BenchmarkError(KAFKA.remedy)
+        return self._stack.enter_context(running_cluster()).servers
 
     def delete(self) -> None:
         self._stack.close()
