@@ -17,6 +17,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -27,8 +28,6 @@ if sys.version_info < (3, 10):  # noqa: UP036 - an older Python needs a clear me
 from tests.support import servers, system_packages  # noqa: E402 - an older Python cannot read them
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 SYSTEM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
 
@@ -50,6 +49,33 @@ Steps = dict[str, list[str]]
 """The arguments of `python -m` for each step, by the step's name."""
 
 
+class Program(NamedTuple):
+    """A program that some tests need. It is installed if it is missing and this user may."""
+
+    names: tuple[str, ...]
+    packages: tuple[str, ...]
+    tests: str
+
+    def install(self) -> None:
+        if any(shutil.which(name, path=SYSTEM_PATH) for name in self.names):
+            return
+        announce(f"Installing {self.names[0]} for the tests of {self.tests}")
+        if not system_packages.install(*self.packages, purpose=f"install {self.names[0]}"):
+            print(f"{self.names[0]} could not be installed. The tests that need it will fail.")
+
+
+PROGRAMS = (
+    Program(
+        ("chromium", "chromium-browser", "google-chrome", "chrome"),
+        ("chromium", "chromium-driver"),
+        "pages in a browser",
+    ),
+    Program(("promtool",), ("prometheus",), "the alerts and the dashboard"),
+    Program(("nats-server",), ("nats-server",), "outages of NATS"),
+    Program(("pgbouncer",), ("pgbouncer",), "relays behind PgBouncer"),
+)
+
+
 def main(arguments: list[str]) -> int:
     """Set up, run, and return the exit code of the first step that failed, or 0."""
     options, pytest_arguments = make_parser().parse_known_args(arguments)
@@ -62,10 +88,8 @@ def main(arguments: list[str]) -> int:
     # It hides what happens to output that is still in a buffer when a process ends.
     os.environ.pop("PYTHONUNBUFFERED", None)
     install("test" if pytest_arguments else "dev")
-    install_browser()
-    install_prometheus()
-    install_nats_server()
-    install_pgbouncer()
+    for program in PROGRAMS:
+        program.install()
     announce("Looking for the servers")
     try:
         os.environ.update(servers.find_all())
@@ -215,42 +239,6 @@ def install_build_tools() -> None:
         missing.append("default-libmysqlclient-dev")
     if missing:
         system_packages.install(*missing, purpose="compile mysqlclient")
-
-
-def install_browser() -> None:
-    """Install a browser for the tests of the admin, if there is none and this user may."""
-    if any(shutil.which(name) for name in BROWSERS):
-        return
-    announce("Installing a browser for the tests of the admin")
-    if not system_packages.install("chromium", "chromium-driver", purpose="install a browser"):
-        print("There is no browser, and none could be installed: Selenium will try to download one.")
-
-
-def install_prometheus() -> None:
-    """Install promtool for the tests of the alerts and the dashboard, if it is missing and this user may."""
-    if shutil.which("promtool"):
-        return
-    announce("Installing Prometheus for the tests of the alerts and the dashboard")
-    if not system_packages.install("prometheus", purpose="install promtool"):
-        print("Prometheus could not be installed. The tests that need `promtool` will fail.")
-
-
-def install_nats_server() -> None:
-    """Install NATS for the tests that start servers and clusters, if it is missing and this user may."""
-    if shutil.which("nats-server"):
-        return
-    announce("Installing NATS for the tests of its outages")
-    if not system_packages.install("nats-server", purpose="install nats-server"):
-        print("NATS could not be installed. The tests that need the program `nats-server` will fail.")
-
-
-def install_pgbouncer() -> None:
-    """Install PgBouncer for the tests of relays behind it, if it is missing and this user may."""
-    if shutil.which("pgbouncer", path=SYSTEM_PATH):
-        return
-    announce("Installing PgBouncer for the tests of relays behind it")
-    if not system_packages.install("pgbouncer", purpose="install PgBouncer"):
-        print("PgBouncer could not be installed. The tests that need the program `pgbouncer` will fail.")
 
 
 def announce(text: str) -> None:
