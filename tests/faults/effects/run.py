@@ -8,7 +8,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from django.core.management import call_command
@@ -19,6 +18,7 @@ from django_outbox.relay import Relay
 from tests.faults.effects.deaths import POINTS, arm, die_at
 from tests.faults.effects.handlers import HANDLERS
 from tests.faults.effects.models import Effect, Written
+from tests.support.databases import end_other_sessions
 from tests.support.relay_threads import QUICK
 
 KEYS = 10
@@ -26,18 +26,10 @@ KEYS = 10
 ROLLBACKS = 0.2
 """Share of the writer's transactions that roll back."""
 
-SESSIONS = {
-    "postgresql": (
-        "SELECT pid FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'",
-        "SELECT pg_terminate_backend({})",
-    ),
-    "mysql": (
-        "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
-        "KILL {}",
-    ),
-}
-"""How to list the other sessions of the database, and to end one of them, by vendor."""
+SEED = 7
+
+RELAYS = 3
+"""Number of relay processes at a time."""
 
 PATIENCE = 150.0
 """Seconds for the last drain."""
@@ -79,13 +71,11 @@ class Run:
     Args:
         messages: the number of messages to commit.
         kills: the number of relays to kill.
-        relays: the number of relay processes at a time.
-        seed: the seed of what is random.
     """
 
-    def __init__(self, messages: int, kills: int, relays: int, seed: int) -> None:
-        self._messages, self._kills, self._relays, self._seed = messages, kills, relays, seed
-        self._rand = random.Random(seed)
+    def __init__(self, messages: int, kills: int) -> None:
+        self._messages, self._kills = messages, kills
+        self._rand = random.Random(SEED)
         # Each point once, before the rest is left to chance.
         self._first = [*POINTS]
         self._running: dict[int, str] = {}
@@ -98,9 +88,9 @@ class Run:
         arm()
         call_command("migrate", run_syncdb=True, verbosity=0)
         connection.close()
-        writer = fork(lambda: write(self._messages, self._seed))
+        writer = fork(lambda: write(self._messages))
         while not (self._points.total() >= self._kills and self._points.keys() >= {*POINTS}) and not self._is_over():
-            while len(self._running) < self._relays:
+            while len(self._running) < RELAYS:
                 self._start_relay()
             time.sleep(self._rand.uniform(0, 0.03))
             self._reap()
@@ -108,8 +98,10 @@ class Run:
             if victims and self._rand.random() < 0.2:
                 self._kill(self._rand.choice(victims))
                 self._points["at any time"] += 1
-            if self._rand.random() < 0.1:
-                self._end_session()
+            if self._rand.random() < 0.03 and connection.vendor != "sqlite":
+                # As an administrator or a fail-over does.
+                self._sessions += end_other_sessions("default")
+                connection.close()
         os.waitpid(writer, 0)
         self.end()
         os.waitpid(fork(drain), 0)
@@ -149,20 +141,6 @@ class Run:
         os.waitpid(pid, 0)
         del self._running[pid]
 
-    def _end_session(self) -> None:
-        """End a session of the database, as an administrator or a fail-over does; SQLite has none."""
-        statements = SESSIONS.get(connection.vendor)
-        if statements is None:
-            return
-        with connection.cursor() as cursor:
-            cursor.execute(statements[0])
-            if sessions := sorted(cursor.fetchall()):
-                # It may have ended by now.
-                with suppress(DatabaseError):
-                    cursor.execute(statements[1].format(*self._rand.choice(sessions)))
-                    self._sessions += 1
-        connection.close()
-
     def _reap(self) -> None:
         for pid, point in [*self._running.items()]:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -199,9 +177,9 @@ class Run:
         )
 
 
-def write(messages: int, seed: int) -> None:
+def write(messages: int) -> None:
     """Commit messages, and roll some back."""
-    rand = random.Random(seed)
+    rand = random.Random(SEED)
     for number in range(messages):
         type = rand.choice([*HANDLERS])
         key = rand.choice(["", *(f"k{n}" for n in range(KEYS))])
@@ -252,3 +230,13 @@ def fork(work: Callable[[], object]) -> int:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def main(*, messages: int, kills: int) -> None:
+    run = Run(messages, kills)
+    try:
+        figures = run.execute()
+    finally:
+        run.end()
+    sys.stdout.write(f"{connection.vendor}: {figures}\n")
+    sys.exit(not figures.good)
