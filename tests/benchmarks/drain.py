@@ -54,7 +54,6 @@ class Case(NamedTuple):
 
 
 def add_comparison(parser: argparse.ArgumentParser, brokers: Collection[str] = BROKERS) -> None:
-    """Add the brokers and the sources to compare."""
     parser.add_argument(
         "--broker", nargs="+", choices=brokers, default=["rabbitmq"], help="Where to (default: rabbitmq)."
     )

@@ -49,7 +49,6 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
         return self.messages / self.seconds
 
 
@@ -69,7 +68,6 @@ def timed(work: Callable[[], int], broker: str = "") -> Run:
 
 
 def wait_for(delivered: Callable[[], int], messages: int) -> None:
-    """Wait until this many messages have been delivered."""
     found, deadline = 0, time.monotonic() + LONGEST_SILENCE
     while (now := delivered()) < messages:
         if now > found:

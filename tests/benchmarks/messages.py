@@ -35,7 +35,6 @@ def make_messages(
 
 
 def claimed(messages: Iterator[OutboxMessage]) -> list[Message]:
-    """Return messages as a publisher gets them."""
     now = timezone.now()
     return [
         Message(0, str(each.message_id), each.type, each.topic, each.key, json.dumps(each.payload).encode(), {}, now, 0)
@@ -44,7 +43,6 @@ def claimed(messages: Iterator[OutboxMessage]) -> list[Message]:
 
 
 def fill(count: int, *, seed: int = 0, size: int = 250, keys: int = 0, topics: Sequence[str] = ()) -> None:
-    """Enqueue the messages of `make_messages`."""
     made = make_messages(count, seed=seed, size=size, keys=keys, topics=topics)
     for _ in range(0, count, CHUNK):
         with transaction.atomic():

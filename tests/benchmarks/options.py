@@ -41,5 +41,4 @@ def add_numbers(parser: argparse.ArgumentParser, **defaults: int | list[int]) ->
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--source`."""
     parser.add_argument("--source", choices=SOURCES, default="table", help="The publisher's SOURCE (default: table).")

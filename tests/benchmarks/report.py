@@ -28,8 +28,6 @@ PACKAGES = ("django-transactional-outbox", "psycopg", "mysqlclient", "pika", "re
 
 @dataclass
 class Report:
-    """The result of one benchmark."""
-
     title: str
     columns: Sequence[str]
     rows: list[list[Any]] = field(default_factory=list)

@@ -23,8 +23,6 @@ SECONDS_ALONE = 20.0
 
 @dataclass(frozen=True)
 class Inflicted:
-    """A fault that happened."""
-
     name: str
     seconds: float
     struck: int
@@ -112,7 +110,6 @@ class Breaking:
 
     @property
     def running(self) -> bool:
-        """Whether faults are left."""
         return any(thread.is_alive() for thread in self._threads)
 
     def allow(self) -> float:

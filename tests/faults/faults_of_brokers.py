@@ -238,6 +238,5 @@ def set_replicas(stage: Stage, count: int) -> None:
 
 
 def the(kind: type[BrokerT], stage: Stage) -> BrokerT:
-    """Return the broker, which is of this kind."""
     assert isinstance(stage.broker, kind)
     return stage.broker

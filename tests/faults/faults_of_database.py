@@ -153,6 +153,5 @@ def session(stage: Stage) -> Iterator[Any]:
 
 
 def server(stage: Stage) -> NetworkServer:
-    """Return the database, which is a server."""
     assert isinstance(stage.database, NetworkServer)
     return stage.database

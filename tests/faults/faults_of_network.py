@@ -66,6 +66,5 @@ def database_slow(stage: Stage, rand: random.Random) -> int:
 
 
 def database_proxy(relay: Place) -> Proxy:
-    """Return the proxy before the database, which is a server."""
     assert relay.database is not None
     return relay.database

@@ -51,7 +51,6 @@ def fault(
 
 
 def load() -> None:
-    """Import the modules that hold the faults."""
     for part in ("relays", "brokers", "network", "database", "operators"):
         import_module(f"tests.faults.faults_of_{part}")
 
@@ -67,5 +66,4 @@ def faults_for(database: str, only: tuple[str, ...] = (), *, broker: str = "rabb
 
 
 def everyone(stage: Stage) -> int:
-    """Return how many relays there are."""
     return len(stage.relays.all)

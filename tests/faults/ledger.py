@@ -110,7 +110,6 @@ class Ledger:
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was kept."""
         return not any(self.promises.values())
 
     def breaks(self, promise: Promise, case: str, more: Callable[[], str] = lambda: "") -> None:

@@ -51,7 +51,6 @@ class Places:
         self.all = [*places]
 
     def start(self, place: Place) -> None:
-        """Start the process of a place."""
         environment = {**place.environment, "FAULTS_CLOCK_SHIFT": str(place.clock_shift)}
         place.process = self._nursery.start(place.name, place.command, environment=environment)
         self.starts += 1

@@ -23,11 +23,9 @@ class Positions:
 
     @property
     def total(self) -> int:
-        """The sum of all."""
         return sum(self._found.values())
 
     def note(self, numbers: Mapping[str, int]) -> None:
-        """Replace some of them."""
         self._found.update(numbers)
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(self._found))

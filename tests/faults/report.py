@@ -12,8 +12,6 @@ from tests.faults.plan import BATCH_SIZE, RELAYS, WORKERS, WRITERS, Plan
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run."""
-
     plan: Plan
     ledger: Ledger
     faults: tuple[Inflicted, ...]
@@ -84,5 +82,4 @@ def table(result: Result) -> str:
 
 
 def own_versions() -> tuple[str, ...]:
-    """Return the versions of this side."""
     return (f"Python {platform.python_version()}", f"Django {version('django')}")

@@ -252,8 +252,6 @@ class MariaDB(NetworkServer):
 
 
 class SQLite(DatabaseServer):
-    """A file."""
-
     vendor = "sqlite"
 
     def __init__(self, nursery: Nursery) -> None:

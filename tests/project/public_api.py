@@ -55,7 +55,6 @@ def unparse(node: ast.AST) -> str:
 
 
 def describe() -> str:
-    """Return the public API, module by module."""
     blocks = ([module, *(f"{INDENT}{line}" for line in lines_of(module))] for module in MODULES)
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
@@ -75,7 +74,6 @@ def parse(module: str) -> ast.Module:
 
 
 def exported(module: str) -> list[str]:
-    """Return a module's `__all__`."""
     for node in parse(module).body:
         if isinstance(node, ast.Assign) and unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)

@@ -27,7 +27,6 @@ def demo_environment(tmp_path: Path) -> dict[str, str]:
 
 
 def demo_settings(folder: Path) -> dict[str, str]:
-    """Return the environment of a demo on SQLite, in a folder."""
     return shop_environment(
         DATABASE_URL=f"sqlite:///{folder}/demo.sqlite3",
         BILLING_DATABASE_URL=f"sqlite:///{folder}/billing.sqlite3",

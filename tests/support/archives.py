@@ -24,7 +24,6 @@ PUBLISHERS = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublish
 
 
 def storages(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:
-    """The setting STORAGES."""
     return {**STORAGES, "outbox_archive": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
 
 
@@ -78,7 +77,6 @@ def _list(path: str) -> Iterator[str]:
 
 
 def archived_messages(using: str) -> Iterator[ArchivedMessage]:
-    """The messages of all files with a manifest."""
     for found in archives(using):
         if found.manifest:
             yield from map(decode, map(json.loads, storage_of(using).read_lines(found.manifest)))
@@ -159,7 +157,6 @@ class FailingStorage(FolderStorage):  # type: ignore[misc]
     @classmethod
     @contextmanager
     def failing(cls, failure: str) -> Iterator[None]:
-        """Fail until the end of the block."""
         cls.failure, cls.saves = failure, 0
         try:
             yield

@@ -200,7 +200,6 @@ class Database:
         self.url = f"{scheme}://{user}@{self._server['HOST']}:{self._server['PORT']}/{self.name}"
 
     def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows."""
         return self._run(self.name, sql, params)
 
     def count(self, condition: str, table: str = TABLES[0]) -> int:

@@ -32,7 +32,6 @@ def drain(using: str) -> None:
 
 
 def deliver_once(using: str) -> None:
-    """Deliver one batch."""
     with Relay(using=using, limits=QUICK) as relay:
         relay.deliver_once()
 
@@ -48,5 +47,4 @@ def drain_all(using: str) -> None:
 
 
 def states(using: str) -> list[Status]:
-    """The states of all messages, in order."""
     return [message.status for message in OutboxMessage.objects.using(using).order_by("id")]

@@ -26,8 +26,6 @@ class Misbehaving(Publisher):
 
 
 class Unprintable(Exception):
-    """Has no text."""
-
     def __str__(self) -> str:
         raise ZeroDivisionError
 
@@ -68,8 +66,6 @@ def assert_others_go_on() -> None:
 
 
 def raising(error: BaseException) -> Callable[[Sequence[Message]], Any]:
-    """Return a script that raises."""
-
     def script(messages: Sequence[Message]) -> Any:
         raise error
 

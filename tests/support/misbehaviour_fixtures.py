@@ -23,6 +23,5 @@ def misbehaving(scripted: Script) -> Iterator[None]:
 
 @pytest.fixture
 def running() -> Iterator[Callable[..., Relay]]:
-    """Start relays in threads, and stop them at the end."""
     with relays_in_threads(poll_interval=0.05, workers=2, limits=QUICK) as start:
         yield start

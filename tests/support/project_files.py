@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def read_pyproject() -> dict[str, Any]:
-    """Return what pyproject.toml holds."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -108,7 +108,6 @@ class Proxy:
 
     @property
     def open(self) -> int:
-        """How many connections there are."""
         return len(self._writers) // 2
 
     async def listen(self) -> None:

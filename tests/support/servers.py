@@ -302,7 +302,6 @@ WAYS: tuple[tuple[Callable[[Server], str], str], ...] = (
 
 @functools.cache
 def docker_answers() -> bool:
-    """Return whether a Docker engine answers."""
     return bool(shutil.which("docker")) and bool(_output("docker", "info", "--format", "{{.ServerVersion}}"))
 
 
@@ -317,7 +316,6 @@ def refusal(log_in: Callable[[str], None], url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return the URL with its password hidden."""
     password = urlsplit(url).password
     return url.replace(f":{password}@", ":***@") if password else url
 

@@ -39,7 +39,6 @@ class Process:
 
     @property
     def output(self) -> str:
-        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     @property
@@ -62,7 +61,6 @@ class Process:
         assert self.wait() == 0, self.output
 
     def kill(self) -> None:
-        """End it at once."""
         self.send(signal.SIGKILL)
         self.wait()
 
@@ -125,11 +123,9 @@ class Shop:
         return self._start("manage.py", *arguments)
 
     def start_celery(self, *arguments: str) -> Process:
-        """Start `celery -A project ...`."""
         return self._start("-m", "celery", "-A", "project", *arguments)
 
     def start_server(self) -> Server:
-        """Start the web server."""
         server = Server(self._next_log(), self.environment)
         self._processes.append(server)
         return server
@@ -225,7 +221,6 @@ def migrated_database(alias: str, folder: Path) -> Iterator[Database]:
 
 @contextmanager
 def broker_channel() -> Iterator[Any]:
-    """A channel to RabbitMQ."""
     with closing(pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL))) as connection:
         yield connection.channel()
 

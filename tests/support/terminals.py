@@ -67,7 +67,6 @@ class TerminalProcess:
         return self.shown
 
     def press(self, key: bytes) -> None:
-        """Press a key of the keyboard."""
         os.write(self._keyboard, key)
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ def eventually(condition: Callable[[], Any], what: str = "the condition came tru
 
 
 def stays_same(count: Callable[[], int]) -> bool:
-    """Return whether a count is the same after a moment."""
     before = count()
     time.sleep(0.5)
     return before == count()

@@ -38,7 +38,6 @@ class Journals:
             signal.signal(number, self._on_signal)
 
     def note(self, message_id: str, key: str, body: bytes, *, again: bool) -> None:
-        """Note a delivery."""
         payload = json.loads(body)
         id = uuid.UUID(message_id).hex
         if key != payload["key"]:
@@ -46,7 +45,6 @@ class Journals:
         self._arrivals.write(f"{id} {key or '-'} {payload['n']} {int(again)} {len(body)} {time.monotonic():.7f}\n")
 
     def note_dead(self, message_id: str, *, again: bool) -> None:
-        """Note a dead letter."""
         self._dead.write(f"{uuid.UUID(message_id).hex} {int(again)}\n")
 
     def flush(self) -> None:

@@ -55,7 +55,6 @@ class Noted:
         return count
 
     def acknowledge(self) -> None:
-        """Acknowledge them."""
         for stream, ids in self._ids.items():
             self._client.xack(stream, GROUP, *ids)
         self._ids = {}

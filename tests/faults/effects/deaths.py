@@ -34,7 +34,6 @@ def die_at(point: str, after: int) -> None:
 
 
 def die(point: str) -> None:
-    """Die, if it is time."""
     if point in _countdown:
         _countdown[point] -= 1
         if not _countdown[point]:

@@ -37,8 +37,6 @@ PATIENCE = 150.0
 
 @dataclass(frozen=True)
 class Figures:
-    """The result of a run."""
-
     messages: int
     effects: int
     points: Counter[str]
@@ -178,7 +176,6 @@ class Run:
 
 
 def write(messages: int) -> None:
-    """Commit messages, and roll some back."""
     rand = random.Random(SEED)
     for number in range(messages):
         type = rand.choice([*HANDLERS])

@@ -53,7 +53,6 @@ def listed(response: Any) -> list[int]:
 
 
 def text(response: Any) -> str:
-    """The page."""
     return str(response.content.decode())
 
 

@@ -215,7 +215,6 @@ class Queue:
         self._stack = stack
 
     def make(self, url: str = "", **options: Any) -> SQSPublisher:
-        """Return a publisher to this queue, or another one."""
         common: dict[str, Any] = {
             "region": REGION,
             "endpoint_url": self._aws.url,

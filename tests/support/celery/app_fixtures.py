@@ -21,7 +21,6 @@ def prefix() -> Iterator[str]:
 
 @pytest.fixture
 def make(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
-    """Make the app of the test."""
     with ExitStack() as stack, override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
 
         def make_app(url: str, **conf: Any) -> Celery:

@@ -108,7 +108,6 @@ class Receiver:
             self._calls.truncate()
 
     def url(self, path: str = "/", *, host: str = "127.0.0.1", scheme: str = "http") -> str:
-        """Return the URL of a path."""
         return f"{scheme}://{host}:{self.port}{path}"
 
     def _respond(self, handler: BaseHTTPRequestHandler) -> None:

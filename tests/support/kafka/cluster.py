@@ -147,5 +147,4 @@ def running_cluster(settings: Mapping[str, object] | None = None, count: int = 3
 
 
 def java(program: str, *arguments: str | Path) -> list[str | Path]:
-    """Return the command of a program of Kafka."""
     return KAFKA.command(program, *arguments, options=JAVA_OPTIONS)

@@ -48,7 +48,6 @@ class MockCluster:
         MOCKS[self.servers] = self
 
     def close(self) -> None:
-        """End the brokers."""
         del MOCKS[self.servers]
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(ctypes.c_void_p(self._owner))
@@ -87,7 +86,6 @@ class MockCluster:
         )
 
     def stop_failing(self) -> None:
-        """Answer all requests again."""
         for request in (PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID):
             self._library.rd_kafka_mock_clear_request_errors(self._cluster, ctypes.c_int16(request))
 
@@ -104,7 +102,6 @@ class MockCluster:
 
     @contextmanager
     def down(self, *brokers: int) -> Iterator[None]:
-        """Take brokers down for a moment."""
         self.go_down(*brokers)
         try:
             yield

@@ -25,8 +25,6 @@ def proxies() -> Iterator[Proxies]:
 
 @pytest.fixture
 def make_jetstream() -> Iterator[MakeJetStream]:
-    """Make a publisher, which is closed at the end."""
-
     def construct(servers: str | Sequence[str] = "", **options: Any) -> JetStreamPublisher:
         return JetStreamPublisher("shop", servers=servers or nats_url(), **options)
 

@@ -91,7 +91,6 @@ class Nats:
         self._streams.clear()
 
     def delete(self, stream: str) -> None:
-        """Delete a stream."""
         self.run(lambda: self.js.delete_stream(stream))
 
     def publish(self, subject: str, body: bytes, headers: Mapping[str, str]) -> None:
@@ -113,7 +112,6 @@ class Nats:
         self.run(send)
 
     def count(self, stream: str) -> int:
-        """Return the number of messages in a stream."""
         return self.run(lambda: self.js.stream_info(stream)).state.messages
 
     def take(self, stream: str) -> list[Stored]:

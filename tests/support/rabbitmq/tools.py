@@ -71,7 +71,6 @@ class Broker:
         return name
 
     def depth(self, queue: str) -> int:
-        """Return the number of messages in a queue."""
         count: int = self.channel.queue_declare(queue, passive=True).method.message_count
         return count
 

@@ -33,7 +33,6 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it again after `kill`."""
         settings = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder))
         config = self._folder / "server.conf"
         config.touch()
@@ -49,7 +48,6 @@ class RedisServer:
         thaw(self._process)
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
         self._process.wait()
 
