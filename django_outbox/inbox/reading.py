@@ -211,7 +211,7 @@ class Reader:
                 if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
                 seconds = self._limits.database_wait.after(failures)
-                self._state.service.outages.note(Outage(self._database, reason), seconds)
+                self._state.service.outages.note(Outage(self._database, reason))
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
                     logger.warning(
                         "%(subject)s gives its messages back to the broker until the database is available.",
@@ -280,7 +280,7 @@ class Reader:
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = f"{self._consumer.alias}: {self._consumer.broker_name or 'consumer'}"
-        self._state.service.outages.note(Outage(self._name, reason, name), seconds)
+        self._state.service.outages.note(Outage(self._name, reason, name))
         self._state.service.pause(seconds)
 
     def _end_outage(self) -> None:

@@ -1,8 +1,6 @@
 """The live line of `run_outbox` and `run_inbox`: figures at the bottom of a terminal, drawn by `rich` if installed."""
 
-import datetime
 import logging
-import math
 import os
 import sys
 import threading
@@ -12,7 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError, connections
-from django.utils import timezone
 from django.utils.translation import override
 
 from django_outbox.conf import get_settings
@@ -160,23 +157,13 @@ class Rate:
         return rate
 
 
-def describe_outage(outage: Outage) -> str:
-    """Return "default: RabbitMQ unavailable since 02:10 (connection refused), next try in 3 s"."""
-    is_recent = timezone.now() - outage.since < datetime.timedelta(days=1)
-    since = timezone.localtime(outage.since).strftime("%H:%M" if is_recent else "%Y-%m-%d %H:%M")
-    seconds = math.ceil(outage.next_try - time.monotonic())
-    next_try = f"next try in {seconds} s" if seconds > 0 else "trying now"
-    reason = escape(outage.reason.rstrip("."))
-    return f"{outage.name} {outage.state} since {since} ({reason}), {next_try}"
-
-
 def _drawn(figures: LiveFigures) -> "Group":
     from rich.console import Group  # noqa: PLC0415 - an optional dependency
     from rich.text import Text  # noqa: PLC0415
 
     texts = Text(" · ".join(figures.texts))
     texts.highlight_regex(r"\b(failed|invalid) [1-9][\d,]*", "bold red")
-    outages = [Text(describe_outage(outage), style="bold red") for outage in figures.outages]
+    outages = [Text(f"{each.name} {each.state}: {escape(each.reason)}", style="bold red") for each in figures.outages]
     return Group(Text(figures.served, style="dim"), texts, *outages)
 
 

@@ -253,7 +253,7 @@ class Breakers:
     def _report(self, change: Change) -> None:
         publisher_alias, state, outage, seconds = change
         if outage is not None:
-            self._outages.note(outage, seconds)
+            self._outages.note(outage)
         elif state is State.CLOSED:
             self._outages.end(name_publisher(publisher_alias))
         send(

@@ -295,7 +295,7 @@ class Relay:
         state, service, interval = self._state, self._state.service, self._state.limits.watch_interval
         with watching(
             state.database_calls,
-            lambda reason: service.outages.note(Outage(service.database_subject, reason), interval),
+            lambda reason: service.outages.note(Outage(service.database_subject, reason)),
             interval=interval,
             patience=state.limits.hang_patience,
         ):

@@ -178,7 +178,7 @@ class Tenants:
         except OutboxError as error:
             # For example, its table is missing.
             self._drop(schema, workers)
-            self._service.outages.note(Outage(_subject(name), describe(error)), limits.tenant_interval)
+            self._service.outages.note(Outage(_subject(name), describe(error)))
             return limits.tenant_interval
         except BaseException as error:
             self._drop(schema, workers)
@@ -213,7 +213,7 @@ class Tenants:
                         self._look()
                     self._service.outages.end(subject)
                 except Exception as error:
-                    self._service.outages.note(Outage(subject, describe(error)), state.poll_interval)
+                    self._service.outages.note(Outage(subject, describe(error)))
                     listed_at = -math.inf
                     with suppress(Exception):
                         connections[state.using].close()
@@ -240,7 +240,7 @@ class Tenants:
         if found:
             self._service.outages.end(ANY_SCHEMA)
         else:
-            self._service.outages.note(Outage(ANY_SCHEMA, NO_SCHEMA), self._state.limits.tenant_interval)
+            self._service.outages.note(Outage(ANY_SCHEMA, NO_SCHEMA))
         self._channels = {having[name]: name for name in self._schemas}
         self._unreadable = set()
         # What the look does not find: messages that are left in a stream.

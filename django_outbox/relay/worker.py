@@ -94,7 +94,7 @@ class Worker:
             state.wake_ups.wake([self._alias])
         if result.database_outage:
             seconds = self._limits.database_wait.after(self._database_failures)
-            state.service.outages.note(result.database_outage, seconds)
+            state.service.outages.note(result.database_outage)
             return Attempt(seconds)
         return Attempt(result.wait, result.found_nothing, caught_up)
 

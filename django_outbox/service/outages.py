@@ -21,7 +21,6 @@ class Outage:
         name: its shortest name: "default: RabbitMQ"; the subject if it is empty.
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
-        next_try: when it is tried again, on the monotonic clock.
         crashes: how often one thread crashed in a row; 0 for a broker or a database.
         until: when a crash counts as over unless another one follows, on the monotonic clock.
     """
@@ -31,7 +30,6 @@ class Outage:
     name: str = ""
     since: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc))
     began: float = 0.0
-    next_try: float = 0.0
     crashes: int = 0
     until: float = math.inf
 
@@ -72,12 +70,12 @@ class Outages:
         worst = {outage.subject: outage for outage in sorted(found, key=lambda outage: outage.crashes)}
         return sorted(worst.values(), key=lambda outage: outage.began)
 
-    def note(self, outage: Outage, seconds: float) -> None:
-        """Note a failed attempt, `seconds` before the next one. The first one of an outage is logged."""
+    def note(self, outage: Outage) -> None:
+        """Note a failed attempt. The first one of an outage is logged."""
         now = self._clock()
         with self._lock:
             before = self._current.get((outage.subject, 0))
-            found = replace(outage, began=now, next_try=now + seconds)
+            found = replace(outage, began=now)
             self._current[outage.subject, 0] = found.continuing(before)
         if before is None:
             logger.warning(
@@ -103,7 +101,6 @@ class Outages:
             self._current[key] = replace(
                 before,
                 reason=reason,
-                next_try=now + seconds,
                 crashes=crashes,
                 until=now + seconds + 2 * wait.max_delay,
             )

@@ -8,17 +8,15 @@ import re
 import signal
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_outbox.management.live import LiveFigures, RelayFigures, describe_outage, live_line
+from django_outbox.management.live import LiveFigures, RelayFigures, live_line
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
-from django_outbox.service.outages import Outage
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT
@@ -26,19 +24,6 @@ from tests.support.terminals import Terminal, on_a_terminal
 from tests.support.waiting import eventually
 
 FIGURES = LiveFigures("database default", ["due 1,204", "failed 3"])
-
-
-def outage(**changed: Any) -> Outage:
-    now = time.monotonic()
-    usual = Outage(
-        subject="Publisher 'default'",
-        name="default: RabbitMQ",
-        reason="cannot connect to RabbitMQ at mq:5672: connection refused",
-        since=timezone.now(),
-        began=now - 60,
-        next_try=now + 2.4,
-    )
-    return replace(usual, **changed)
 
 
 @pytest.fixture
@@ -97,14 +82,6 @@ def test_the_figures_of_a_database_that_is_unavailable_are_unknown():
     finally:
         del connections["elsewhere"]
     assert figures.texts[:2] == ["due unknown", "0 msg/s"]
-
-
-def test_an_outage_is_described_with_its_begin_its_cause_and_the_next_try():
-    text = describe_outage(outage(reason="connection refused."))
-    assert re.fullmatch(r"default: RabbitMQ unavailable since \d\d:\d\d \(connection refused\), next try in 3 s", text)
-    long_ago = outage(since=timezone.now() - datetime.timedelta(days=3), next_try=time.monotonic())
-    text = describe_outage(long_ago)
-    assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d \(.+\), trying now$", text)
 
 
 @pytest.mark.django_db
@@ -205,8 +182,8 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
     put(3)
     with on_a_terminal(relay_command(kind, "rabbitmq"), columns=columns, env=environment()) as terminal:
         if kind == "rich":
-            terminal.until(lambda lines: "due3" in joined(lines) or "unavailablesince" in joined(lines))
-            terminal.until(lambda lines: "RabbitMQunavailablesince" in joined(lines))
+            terminal.until(lambda lines: "due3" in joined(lines) or "unavailable:" in joined(lines))
+            terminal.until(lambda lines: "default:RabbitMQunavailable:" in joined(lines))
         terminal.until(lambda lines: "Tryingagainuntilitresponds." in joined(lines))
         os.kill(terminal.process.pid, signal.SIGINT)
         lines = terminal.until_end()
@@ -217,7 +194,7 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
     assert screen.endswith("0delivered,0willberetried,0failed.")
     # Nothing is left of the line.
     assert "due3" not in screen
-    assert "RabbitMQunavailablesince" not in screen
+    assert "default:RabbitMQunavailable:" not in screen
     # No log line is glued onto anything else.
     begins = [line for line in lines if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+", line)]
     assert len(begins) == len(re.findall(r"\d{4}-\d\d-\d\d\d\d:\d\d:\d\d(?:INFO|WARNING|ERROR)", screen))

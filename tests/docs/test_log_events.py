@@ -62,7 +62,7 @@ def test_each_line_of_the_log_has_an_event():
 
 
 def test_an_outage_can_be_read_from_the_fields(caplog: pytest.LogCaptureFixture):
-    Outages().note(Outage("Publisher 'default'", "connection refused\nfor the second time"), 1.0)
+    Outages().note(Outage("Publisher 'default'", "connection refused\nfor the second time"))
     [record] = caplog.records
     fields: dict[str, Any] = vars(record)
     assert (fields["event"], fields["publisher"]) == ("outage.began", "default")
@@ -79,7 +79,7 @@ def test_the_formatter_of_the_docs_writes_the_fields_as_json():
     handler.emit = lambda record: written.append(names["JSONFormatter"]().format(record))  # type: ignore[method-assign]
     logger.logger.addHandler(handler)
     try:
-        Outages().note(Outage("Database 'default'", "gone"), 1.0)
+        Outages().note(Outage("Database 'default'", "gone"))
     finally:
         logger.logger.removeHandler(handler)
     line = json.loads(written[0])

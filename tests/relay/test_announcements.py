@@ -149,15 +149,15 @@ def test_a_publisher_that_cannot_describe_itself_does_not_keep_the_relay_from_st
         eventually(lambda: lines(log, "publisher 'default' (ScriptedPublisher)"))
 
 
-def test_an_outage_keeps_its_begin_and_takes_the_last_reason_and_the_next_try():
+def test_an_outage_keeps_its_begin_and_takes_the_last_reason():
     clock = Clock()
     outages = Outages(clock)
-    outages.note(Outage("Database 'a'", "refused"), 1.0)
+    outages.note(Outage("Database 'a'", "refused"))
     clock.now = 5.0
-    outages.note(Outage("Publisher 'b'", "lost", "RabbitMQ"), 2.0)
-    outages.note(Outage("Database 'a'", "too many connections"), 3.0)
+    outages.note(Outage("Publisher 'b'", "lost", "RabbitMQ"))
+    outages.note(Outage("Database 'a'", "too many connections"))
     first, second = outages.current
-    assert (first.reason, first.began, first.next_try, first.name) == ("too many connections", 0.0, 8.0, "Database 'a'")
+    assert (first.reason, first.began, first.name) == ("too many connections", 0.0, "Database 'a'")
     assert (second.subject, second.name) == ("Publisher 'b'", "RabbitMQ")
     outages.end("Database 'a'")
     outages.end("Database 'a'")
