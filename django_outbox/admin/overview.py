@@ -111,13 +111,11 @@ class OverviewAdmin(ReadOnly):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the overview, or with `?fragment=1` only the part of it that is refreshed."""
         using = self._database(request, VIEW)
-        period = "day" if request.GET.get("period") == "day" else "hour"
         allowed = [operation for operation in GROUP_OPERATIONS if request.user.has_perm(operation.permission)]
         context: dict[str, Any] = {
             "using": using,
             "databases": find_databases(),
             "in_list": using == router.db_for_read(OutboxMessage),
-            "period": period,
             "refresh_seconds": self.refresh_seconds,
             "failed_operations": [operation for operation in allowed if operation.state is Status.FAILED],
             "waiting_operations": [operation for operation in allowed if operation.state is Status.PENDING],
@@ -129,7 +127,7 @@ class OverviewAdmin(ReadOnly):
         except DatabaseError as error:
             context["unavailable"] = describe(error)
         else:
-            context.update(page.describe(figures, waiting, period), operations=performed)
+            context.update(page.describe(figures, waiting), operations=performed)
         title = _("Outbox · %(database)s") % {"database": using}
         name = "overview/fragment" if request.GET.get("fragment") else "overview/overview"
         return self.render(request, name, title, **{**context, **(extra_context or {})})

@@ -58,7 +58,7 @@ MAX_GROUPS = 20
 """Maximum number of causes that are shown."""
 
 
-def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool], period: str) -> dict[str, Any]:
+def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool]) -> dict[str, Any]:
     """Return the context of the template, in addition to the figures."""
     groups, is_complete = waiting
     living = [relay for relay in status.relays if relay.alive]
@@ -72,7 +72,7 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool], perio
             (each, *_state(each, status), _oldest(each.oldest_due, each.oldest_is_exact), streams.get(each.alias, ""))
             for each in status.publishers
         ],
-        "chart": draw(status.last_day if period == "day" else status.last_hour),
+        "chart": draw(status.last_hour),
         "groups": status.failures[:MAX_GROUPS],
         "waiting_groups": groups[:MAX_GROUPS],
         "several_publishers": len({group.publisher for group in [*status.failures, *groups]}) > 1,

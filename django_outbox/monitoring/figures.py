@@ -381,7 +381,6 @@ class Status:
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
         last_hour: counts of each minute, the oldest first.
-        last_day: counts of each quarter of an hour, the oldest first.
         verdicts: the verdicts, the most urgent first; never empty.
     """
 
@@ -396,7 +395,6 @@ class Status:
     consumers: tuple[ConsumerStatus, ...] = ()
     streams: tuple[StreamStatus, ...] = ()
     last_hour: tuple[PeriodCount, ...] = ()
-    last_day: tuple[PeriodCount, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
     @property

@@ -82,11 +82,6 @@ REPORTED = (
 )
 """The figures of a relay that are columns of its report."""
 
-QUARTER = datetime.timedelta(minutes=15)
-
-Counts = dict[tuple[datetime.datetime, str], tuple[int, int, int]]
-"""Processed, retried and failed messages, by the beginning of a period and publisher."""
-
 _WORST_FIRST = ("crashed", "open", "half-open", "closed")
 
 _cache: dict[tuple[Any, ...], tuple[float, Status]] = {}
@@ -203,9 +198,8 @@ def read_status(using: str) -> Status:
     now = read_clock(using)
     failures = read_failures(using)
     reports = _read_relays(using, now)
-    counts = _read_counts(using, now)
     processed, failed = _read_last_minute(using, now, reports)
-    delivered_at = _read_last_deliveries(using, now, counts)
+    delivered_at = _read_last_deliveries(using, now)
     pauses = defaultdict[str, list[Pause]](list)
     for pause in Pause.objects.using(using).order_by("publisher", "type"):
         pauses[pause.publisher].append(pause)
@@ -258,8 +252,7 @@ def read_status(using: str) -> Status:
         relays=reports,
         consumers=_read_consumers(using, now),
         streams=tuple(streams),
-        last_hour=_add_up(counts, floor(now, MINUTE), MINUTE, 60),
-        last_day=_add_up(counts, floor(now, QUARTER), QUARTER, 96),
+        last_hour=_read_last_hour(using, now),
     )
     return replace(result, verdicts=judge(result))
 
@@ -345,16 +338,17 @@ def _seconds_since_seen(report: Heartbeat, now: datetime.datetime) -> float:
     return abs((now - report.seen_at).total_seconds())
 
 
-def _read_counts(using: str, now: datetime.datetime) -> Counts:
-    """Return the counts of each minute of the last 24 hours."""
-    begin = floor(now, QUARTER) - datetime.timedelta(days=1)
+def _read_last_hour(using: str, now: datetime.datetime) -> tuple[PeriodCount, ...]:
+    """Return the counts of each of the last 60 minutes, the current one last."""
+    starts = [floor(now, MINUTE) - MINUTE * back for back in range(59, -1, -1)]
     rows = (
         DeliveryCount.objects.using(using)
-        .filter(seconds=MINUTE.seconds, start__gt=begin, start__lte=now)
-        .values_list("start", "publisher")
+        .filter(seconds=MINUTE.seconds, start__gte=starts[0], start__lte=now)
+        .values_list("start")
         .annotate(Sum("processed"), Sum("retried"), Sum("failed"))
     )
-    return {(start, publisher): (int(a), int(b), int(c)) for start, publisher, a, b, c in rows}
+    counts = {start: map(int, values) for start, *values in rows}
+    return tuple(PeriodCount(start, *counts.get(start, ())) for start in starts)
 
 
 def _read_last_minute(
@@ -375,13 +369,15 @@ def _read_last_minute(
     return totals
 
 
-def _read_last_deliveries(using: str, now: datetime.datetime, counts: Counts) -> dict[str, datetime.datetime]:
+def _read_last_deliveries(using: str, now: datetime.datetime) -> dict[str, datetime.datetime]:
     """Return the end of the last slot in which each publisher delivered, or of the last minute if no slot is kept."""
-    minutes = sorted((start, alias) for (start, alias), (processed, *_) in counts.items() if processed)
-    slots = DeliveryCount.objects.using(using).filter(seconds=SLOT.seconds, start__lte=now, processed__gt=0)
+    counts = DeliveryCount.objects.using(using).filter(
+        start__gt=now - datetime.timedelta(days=1), start__lte=now, processed__gt=0
+    )
     return {
-        **{alias: start + MINUTE for start, alias in minutes},
-        **{alias: start + SLOT for alias, start in slots.values_list("publisher").annotate(Max("start"))},
+        alias: start + period
+        for period in (MINUTE, SLOT)
+        for alias, start in counts.filter(seconds=period.seconds).values_list("publisher").annotate(Max("start"))
     }
 
 
@@ -418,18 +414,6 @@ def _find_worst(outages: Iterable[OutageFigure]) -> OutageFigure | None:
 
 def _from_timestamp(seconds: float | None, default: datetime.datetime) -> datetime.datetime:
     return default if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-
-
-def _add_up(
-    counts: Counts, last: datetime.datetime, period: datetime.timedelta, number: int
-) -> tuple[PeriodCount, ...]:
-    """Return the counts of each of the last periods, the current one last."""
-    totals: defaultdict[datetime.datetime, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for (minute, _publisher), values in counts.items():
-        total = totals[floor(minute, period)]
-        total[:] = [a + b for a, b in zip(total, values, strict=True)]
-    starts = [last - period * back for back in range(number - 1, -1, -1)]
-    return tuple(PeriodCount(start, *totals[start]) for start in starts)
 
 
 def _read_consumers(using: str, now: datetime.datetime) -> tuple[ConsumerStatus, ...]:

@@ -338,7 +338,7 @@ class TestText:
         assert "0 s ago" in outbox_admin.age(later, NOW)
         stream = StreamStatus("default", "web:7", "running", moved_at=later)
         night = dataclasses.replace(a_bad_night(), streams=(stream,))
-        shown = overview_page.describe(night, ((), True), "hour")["publishers"][0][4]
+        shown = overview_page.describe(night, ((), True))["publishers"][0][4]
         assert shown == "stream of web:7 · moved 0 s ago · 0 relays stand by"
 
     def test_every_verdict_has_a_page_of_the_documentation(self):
@@ -359,7 +359,7 @@ class TestText:
     ):
         gone = [a_relay(host=f"gone-{number}", state="stopped") for number in range(11)]
         night = dataclasses.replace(a_bad_night(), relays=(*gone[:2], a_relay(host="living"), *gone[2:]))
-        context = overview_page.describe(night, ((), True), "hour")
+        context = overview_page.describe(night, ((), True))
         assert [relay.host for relay in context["relays"]] == ["living", "gone-0", "gone-1", "gone-2"]
         assert len(context["folded"]) == 8
         monkeypatch.setattr(overview, "status", lambda using: night)
@@ -388,7 +388,7 @@ class TestText:
         }
         night = Figures("default", NOW, publishers=tuple(publishers.values()))
         night = dataclasses.replace(night, verdicts=judge(night))
-        shown = overview_page.describe(night, ((), True), "hour")["publishers"]
+        shown = overview_page.describe(night, ((), True))["publishers"]
         assert {publisher.alias: (str(state), level) for publisher, state, level, *_ in shown} == {
             "late": ("not delivering", "critical"),
             "lost": ("unavailable", "warning"),

@@ -90,7 +90,7 @@ def test_an_empty_outbox_has_the_publishers_of_the_settings(using: str):
         ("audit", Count(), None),
     ]
     assert (result.level, result.verdict.code) == (Level.OK, "idle")
-    assert (len(result.last_hour), len(result.last_day)) == (60, 96)
+    assert len(result.last_hour) == 60
 
 
 def test_a_relay_that_died_before_the_clock_went_back_does_not_look_alive(using: str):
@@ -518,7 +518,7 @@ def test_rates_are_added_up_over_relays(using: str):
         counts.create(start=now - minutes(30), publisher="audit", processed=7, **common)
     result = read_status(using)
     assert sum(period.processed for period in result.last_hour) == 114
-    assert sum(period.failed for period in result.last_day) == 4
+    assert sum(period.failed for period in result.last_hour) == 4
     # A minute may have begun since.
     assert max(result.last_hour, key=lambda period: period.processed).processed == 100
 

@@ -72,7 +72,6 @@ def a_good_day(using: str = "default") -> Status:
         last_hour=tuple(
             PeriodCount(before(minutes=60 - n), processed=780 + 7 * (n * n % 31), failed=n == 41) for n in range(60)
         ),
-        last_day=tuple(PeriodCount(before(minutes=15 * (96 - n)), processed=9000 + 31 * n) for n in range(96)),
     )
     return replace(day, verdicts=judge(day))
 
@@ -82,7 +81,6 @@ def a_bad_night(using: str = "default") -> Status:
     hour = [
         PeriodCount(before(minutes=60 - n), processed=0 if n > 12 else 1000 + 7 * n, failed=n % 5) for n in range(60)
     ]
-    day = [PeriodCount(before(minutes=15 * (96 - n)), processed=9000 + 31 * n, failed=n % 9) for n in range(96)]
     return Status(
         using,
         NOW,
@@ -155,7 +153,6 @@ def a_bad_night(using: str = "default") -> Status:
             a_relay(host="web-old", state="not seen", seen_at=before(minutes=47), seconds_since_seen=2820.0),
         ),
         last_hour=tuple(hour),
-        last_day=tuple(day),
         verdicts=(
             Verdict(
                 Level.CRITICAL,
