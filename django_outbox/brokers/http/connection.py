@@ -46,7 +46,6 @@ class Server:
         self._busy = ""
         self._busy_until = 0.0
         self._idle: list[HTTPConnection] = []
-        self._is_closed = False
         self._lock = threading.Lock()
 
     @property
@@ -81,9 +80,8 @@ class Server:
         return "" if isinstance(results[-1], Response) else f"{self._options.origin}: {results[-1].error}"
 
     def close(self) -> None:
-        """Close all connections; one that is in use is closed after its request."""
+        """Close idle connections. One that is in use is closed when it is forgotten, with this object."""
         with self._lock:
-            self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
@@ -94,10 +92,7 @@ class Server:
 
     def _give_back(self, connection: "HTTPConnection") -> None:
         with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+            self._idle.append(connection)
 
 
 class HTTPConnection:

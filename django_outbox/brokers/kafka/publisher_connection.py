@@ -94,7 +94,6 @@ class ProducerPool:
         self._lock = threading.Lock()
         self._idle: list[KafkaPublisherConnection] = []
         self._used: set[KafkaPublisherConnection] = set()
-        self._generation = object()
 
     def abandon(self) -> None:
         """Forget all producers in a forked process, because their threads belong to the parent."""
@@ -108,7 +107,6 @@ class ProducerPool:
         with self._lock:
             producer = self._idle.pop() if self._idle else KafkaPublisherConnection(self._config)
             self._used.add(producer)
-            generation = self._generation
         try:
             yield producer
         except BaseException:
@@ -117,12 +115,11 @@ class ProducerPool:
         finally:
             with self._lock:
                 self._used.discard(producer)
-                if not producer.state.is_broken and generation is self._generation:
+                if not producer.state.is_broken:
                     self._idle.append(producer)
 
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-            self._generation = object()
         # The last reference ends them.
         del idle
