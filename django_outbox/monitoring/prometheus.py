@@ -1,27 +1,19 @@
 """The figures for Prometheus, which are gauges. Needs `prometheus_client`.
 
 The figures are not counters: the relays' counts in the database are deleted after a day and begin at 0 with each relay,
-so their sums are not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states,
+so their sums are not monotonic. Labels are bounded: databases, publishers, consumers, codes and results,
 never a relay, a type or a key.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from django_outbox.monitoring.figures import (
-    CONSUMER_STATES,
-    NOT_READ,
-    ConsumerStatus,
-    PublisherStatus,
-    Status,
-    StreamStatus,
-)
+from django_outbox.monitoring.figures import PublisherStatus, Status, StreamStatus
 from django_outbox.monitoring.readings import Reading, read_all
 
 __all__ = ["OutboxCollector"]
@@ -29,13 +21,8 @@ __all__ = ["OutboxCollector"]
 RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
 """The results for messages that an inbox receives."""
 
-BREAKER_STATES = ("closed", "half-open", "open", "crashed")
-
 Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
-
-Value: TypeAlias = float | Mapping[str, float] | None
-"""The value of a publisher, a consumer or a stream; values by a further label; or None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +42,20 @@ class Gauge:
         return family
 
 
-def _samples(alias: str, value: Value) -> Iterator[Sample]:
-    if isinstance(value, Mapping):
-        for label, each in value.items():
-            yield (alias, label), each
-    elif value is not None:
-        yield (alias,), value
+def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Status], float | None]) -> Gauge:
+    """Return a gauge of each publisher for which there is a value."""
+
+    def read(reading: Reading) -> list[Sample]:
+        found = [(each.alias, value(each, reading.status)) for each in reading.status.publishers]
+        return [((alias,), number) for alias, number in found if number is not None]
+
+    return Gauge(name, help, ("database", "publisher"), read)
 
 
-def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Status], Value], label: str = "") -> Gauge:
-    def read(reading: Reading) -> Iterator[Sample]:
-        for each in reading.status.publishers:
-            yield from _samples(each.alias, value(each, reading.status))
-
-    return Gauge(name, help, ("database", "publisher", *filter(None, [label])), read)
-
-
-def _consumer_gauge(name: str, help: str, value: Callable[[ConsumerStatus], Value], label: str = "") -> Gauge:
-    def read(reading: Reading) -> Iterator[Sample]:
-        for each in reading.status.consumers:
-            yield from _samples(each.alias, value(each))
-
-    return Gauge(name, help, ("database", "consumer", *filter(None, [label])), read)
-
-
-def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], Value]) -> Gauge:
-    def read(reading: Reading) -> Iterator[Sample]:
-        for each in reading.status.streams:
-            yield from _samples(each.publisher, value(each))
+def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], float | None]) -> Gauge:
+    def read(reading: Reading) -> list[Sample]:
+        found = [(each.publisher, value(each)) for each in reading.status.streams]
+        return [((alias,), number) for alias, number in found if number is not None]
 
     return Gauge(name, help, ("database", "publisher"), read)
 
@@ -160,33 +133,20 @@ GAUGES = (
         "Time for which the publisher has been unavailable to all relays; 0 if one can reach it.",
         lambda p, status: max((status.at - p.outage.since).total_seconds(), 0.0) if p.outage else 0.0,
     ),
-    _publisher_gauge(
-        "breaker_state",
-        "1 for the worst state of the circuit breakers of the relays that can reach the publisher's broker, or of all "
-        "if none can, or crashed if a worker crashed lately, 0 for other states.",
-        lambda p, _: {state: p.breaker == state for state in BREAKER_STATES},
-        label="state",
-    ),
     _publisher_gauge("relays", "Running relays that serve the publisher.", lambda p, _: p.relays),
-    _publisher_gauge("publisher_configured", "Whether the publisher is in the settings.", lambda p, _: p.configured),
-    _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p, _: p.paused is not None),
-    _publisher_gauge(
-        "paused_types", "Number of types of the publisher's messages that are paused.", lambda p, _: len(p.paused_types)
+    Gauge(
+        "inboxes",
+        "Processes of run_inbox that read the consumer and were seen lately.",
+        ("database", "consumer"),
+        lambda reading: [((each.alias,), each.inboxes) for each in reading.status.consumers],
     ),
-    _consumer_gauge(
-        "inboxes", "Processes of run_inbox that read the consumer and were seen lately.", lambda c: c.inboxes
-    ),
-    _consumer_gauge(
+    Gauge(
         "last_minute_inbox_messages",
         "Messages that the inboxes of the consumer received in the last minute, by result.",
-        lambda c: {result: getattr(c, result) for result in RESULTS},
-        label="result",
-    ),
-    _consumer_gauge(
-        "consumer_state",
-        "1 for the worst state of the consumer that its inboxes report, 0 for other states.",
-        lambda c: {state: c.state == state for state in (*CONSUMER_STATES, NOT_READ)},
-        label="state",
+        ("database", "consumer", "result"),
+        lambda reading: [
+            ((each.alias, result), getattr(each, result)) for each in reading.status.consumers for result in RESULTS
+        ],
     ),
     _stream_gauge("stream_messages", "Messages of the stream that are not delivered.", lambda s: s.waiting.number),
     _stream_gauge(
@@ -209,7 +169,6 @@ GAUGES = (
         "Size of the log that PostgreSQL keeps for the relay that reads it; absent if none does.",
         lambda s: s.log_kept,
     ),
-    _stream_gauge("stream_standbys", "Other relays that can take the stream over.", lambda s: len(s.standbys)),
 )
 """All gauges, in the order in which they are shown."""
 

@@ -38,9 +38,6 @@ OF_DEFAULT = {
     "rate_limit": 50,
     "outage_seconds": 3000,
     "relays": 2,
-    "publisher_configured": 1,
-    "publisher_paused": 1,
-    "paused_types": 1,
 }
 """The gauges of the publisher `default` in `troubled_status`."""
 
@@ -63,12 +60,7 @@ def in_order(labels: Any) -> list[str]:
 def test_every_figure_of_a_publisher_is_a_gauge():
     samples = scrape(OutboxCollector())
     assert {name: samples[name, "default", "default"] for name in OF_DEFAULT} == OF_DEFAULT
-    assert samples["publisher_configured", "default", FORGOTTEN.alias] == 0
     assert samples["outage_seconds", "default", FORGOTTEN.alias] == 0
-    states = {
-        labels[-1]: value for labels, value in samples.items() if labels[:3] == ("breaker_state", "default", "default")
-    }
-    assert states == {"closed": 0, "half-open": 1, "open": 0, "crashed": 0}
 
 
 @pytest.mark.usefixtures("troubled")
@@ -90,8 +82,6 @@ def test_every_figure_of_a_consumer_is_a_gauge():
     assert samples["inboxes", "orders", "default"] == 2
     counts = {labels[3]: value for labels, value in samples.items() if labels[0] == "last_minute_inbox_messages"}
     assert counts == {"received": 1300, "stored": 1200, "known": 5, "invalid": 70, "dropped": 20, "rejected": 10}
-    states = {labels[3]: value for labels, value in samples.items() if labels[0] == "consumer_state"}
-    assert states == {"crashed": 0, "unavailable": 1, "paused": 0, "reading": 0, "not_read": 0}
 
 
 def test_no_sample_occurs_twice():
@@ -112,7 +102,7 @@ def test_nothing_is_overdue_if_nothing_is_due(monkeypatch: pytest.MonkeyPatch):
 def test_the_labels_of_the_gauges_are_bounded():
     assert {gauge.labels[0] for gauge in GAUGES} == {"database"}
     labels = {label for gauge in GAUGES for label in gauge.labels}
-    assert labels == {"database", "publisher", "consumer", "code", "result", "state"}
+    assert labels == {"database", "publisher", "consumer", "code", "result"}
 
 
 def test_every_metric_is_in_the_reference_with_its_labels_and_no_other():
