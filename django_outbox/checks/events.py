@@ -32,11 +32,10 @@ def check_events(settings: OutboxSettings) -> Iterator[CheckMessage]:
 def _check_key(event_type: EventType) -> Iterator[CheckMessage]:
     known = event_type.codec.field_names
     try:
-        names = event_type.key_fields
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in event_type.key_fields if name not in known]
         problem = f"has no field {unknown[0]!r}" if unknown else ""
     except ValueError as error:
-        names, unknown, problem = [], [], f"cannot use it as a template: {error}"
+        unknown, problem = [], f"cannot use it as a template: {error}"
     if problem:
         similar = "".join(f"Did you mean {{{name}}}? " for name in get_close_matches((unknown or [""])[0], known, n=1))
         yield Error(
@@ -44,14 +43,6 @@ def _check_key(event_type: EventType) -> Iterator[CheckMessage]:
             hint=f"{similar}It must be a template such as 'order-{{id}}', with names of fields in braces. Fields: "
             f"{', '.join(known)}.",
             id="django_outbox.E020",
-        )
-    elif event_type.key and not names:
-        yield Warning(
-            f"The key of the event {event_type.type} is {event_type.key!r}, which names no field: all messages of the "
-            "type have the same key, and are delivered one after the other.",
-            hint="Name the field that identifies what is ordered, such as 'order-{id}'. If all of them are one "
-            "sequence, silence this check.",
-            id="django_outbox.W022",
         )
 
 

@@ -79,11 +79,6 @@ def test_e020_key_names_no_field(key: str, problem: str, hint: str):
     assert str(message.hint).startswith(hint)
 
 
-def test_w022_key_is_constant():
-    event("order.created", key="order")(OrderCreated)
-    assert "names no field" in only("W022").msg
-
-
 def test_e021_gap_in_the_upgrades():
     cls = event("order.created", version=4)(OrderCreated)
     upgrade(cls, from_version=1)(dict)
