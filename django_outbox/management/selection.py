@@ -161,14 +161,9 @@ class SelectionCommand(OutboxCommand):
 
 
 def check_filters(options: dict[str, Any]) -> None:
-    """Raise CommandError if the filters contradict each other, choose nothing, or name an unknown publisher."""
+    """Raise CommandError if the filters contradict `--all`, choose nothing, or name an unknown publisher."""
     if options["publisher"] is not None:
         require_publisher(options["publisher"])
-    after, before = options["after"], options["before"]
-    times = type(after) is type(before) is datetime.datetime
-    ages = type(after) is type(before) is datetime.timedelta
-    if (times and after >= before) or (ages and after <= before):
-        raise CommandError("--after must be earlier than --before.")
     filtered = any(options[name] is not None for name in FILTERS)
     if filtered and options["all"]:
         raise CommandError("--all cannot be combined with a filter. Leave out either.")

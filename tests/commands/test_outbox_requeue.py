@@ -283,8 +283,6 @@ def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, 
         (["--before", "2026-02-30"], "--before: '2026-02-30' is not a valid time"),
         (["--before", "2026-02-01T25:00"], "'2026-02-01T25:00' is not a valid time"),
         (["--before", "99999w"], "--before: '99999w' is more than a hundred years ago"),
-        (["--after", "2h", "--before", "1d"], "--after must be earlier than --before"),
-        (["--after", "2026-02-02", "--before", "2026-02-02"], "--after must be earlier"),
         (["--all", "--limit", "0"], "--limit: '0' is not a whole number of at least 1"),
     ],
 )
