@@ -15,9 +15,7 @@ METADATA = "x-event"
 """The key of a message for the event's type, version, destination and key."""
 
 
-def make_asyncapi(
-    event_types: Iterable[EventType], *, title: str, version: str, handlers: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
+def make_asyncapi(event_types: Iterable[EventType], *, handlers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return an AsyncAPI 3.0 document of the events that this project sends.
 
     Args:
@@ -37,7 +35,7 @@ def make_asyncapi(
         entry["messages"][name] = {"$ref": f"#/components/messages/{name}"}
     return {
         "asyncapi": "3.0.0",
-        "info": {"title": title, "version": version},
+        "info": {"title": "Events", "version": "1.0.0"},
         "defaultContentType": "application/json",
         "channels": channels,
         "operations": {

@@ -19,27 +19,17 @@ class Command(OutboxCommand):
         "consumers in other projects and languages."
     )
     examples = """
-  manage.py outbox_events                          list the events
-  manage.py outbox_events --asyncapi               print AsyncAPI
-  manage.py outbox_events --asyncapi --title Shop
+  manage.py outbox_events               list the events
+  manage.py outbox_events --asyncapi    print AsyncAPI
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--asyncapi", action="store_true", help="Print an AsyncAPI 3.0 document.")
-        parser.add_argument("--title", default="Events", help="Title of the AsyncAPI document (default: %(default)s).")
-        parser.add_argument(
-            "--document-version",
-            metavar="VERSION",
-            default="1.0.0",
-            help="Version of the AsyncAPI document (default: %(default)s).",
-        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["asyncapi"]:
             names = {each.type: [found.name for found in handlers.for_type(each.type)] for each in registry}
-            document = make_asyncapi(
-                registry, title=options["title"], version=options["document_version"], handlers=names
-            )
+            document = make_asyncapi(registry, handlers=names)
             # ASCII, which a redirected standard output has in every encoding.
             self.stdout.write(json.dumps(document, indent=2))
         elif rows := [_row(each) for each in registry]:
