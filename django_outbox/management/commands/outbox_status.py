@@ -39,7 +39,6 @@ class Command(OutboxCommand):
   manage.py outbox_status                  show the figures
   manage.py outbox_status --json           the same for a program
   manage.py outbox_status --max-age 300    critical after 5 minutes
-  manage.py outbox_status -v 0             print only the most urgent verdict
 """
 
     # An exit code of 1 would be a warning, so that the checks are left to `manage.py check`.
@@ -70,8 +69,8 @@ class Command(OutboxCommand):
                 values = asdict(replace(figures, verdicts=()))
                 values |= {"verdicts": list(map(_verdict, figures.verdicts)), "level": figures.level.name}
                 self.stdout.write(json.dumps(values, cls=DjangoJSONEncoder, indent=2))
-            else:
-                self._print(figures, options["verbosity"])
+            elif self.verbosity > 0:
+                self._print(figures)
             self.stdout.flush()
         except BrokenPipeError:
             # The reader, such as `head`, has enough. Python would complain when it flushes at the end.
@@ -79,13 +78,10 @@ class Command(OutboxCommand):
         if figures.level:
             sys.exit(int(figures.level))
 
-    def _print(self, figures: Status, verbosity: int) -> None:
+    def _print(self, figures: Status) -> None:
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
-        verdicts = figures.verdicts if verbosity else figures.verdicts[:1]
-        for verdict in verdicts:
+        for verdict in figures.verdicts:
             self.write_line(f"{verdict.level.name}: {verdict.sentence}", styles[verdict.level])
-        if not verbosity:
-            return
         for title, rows in _tables(figures):
             self.write_line()
             self.write_line(title)
