@@ -26,13 +26,6 @@ def backends_ended(stage: Stage, rand: random.Random) -> int:
 
 
 @fault("database", SERVERS)
-def writers_ended(stage: Stage, rand: random.Random) -> int:
-    """The same for the writers' connections; the writers repeat their transactions."""
-    server(stage).end_backends("writer")
-    return 0
-
-
-@fault("database", SERVERS)
 def database_restarted(stage: Stage, rand: random.Random) -> int:
     """The server is stopped as an administrator does, and restarted."""
     server(stage).restart()

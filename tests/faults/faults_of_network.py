@@ -20,16 +20,6 @@ def broker_half_open(stage: Stage, rand: random.Random) -> int:
 
 
 @fault("network")
-def broker_slow(stage: Stage, rand: random.Random) -> int:
-    """All data between a relay and the broker is delayed."""
-    relay = stage.some_relay(rand)
-    relay.broker.delay(rand.uniform(0.05, 0.5))
-    stage.pause(rand.uniform(2, 4))
-    relay.broker.delay(0)
-    return 1
-
-
-@fault("network")
 def broker_cut_during_a_batch(stage: Stage, rand: random.Random) -> int:
     """The connection to the broker is reset after a few thousand bytes, in the middle of a message."""
     stage.some_relay(rand).broker.cut(after=rand.randrange(2_000, 60_000))
@@ -52,16 +42,6 @@ def database_half_open(stage: Stage, rand: random.Random) -> int:
     proxy.go_silent()
     stage.pause(rand.uniform(1, CLAIM_TIMEOUT + 2))
     proxy.speak()
-    return 1
-
-
-@fault("network", SERVERS)
-def database_slow(stage: Stage, rand: random.Random) -> int:
-    """All data between a relay and the database is delayed."""
-    proxy = database_proxy(stage.some_relay(rand))
-    proxy.delay(rand.uniform(0.05, 0.2))
-    stage.pause(rand.uniform(2, 4))
-    proxy.delay(0)
     return 1
 
 

@@ -1,13 +1,11 @@
-"""Faults of relays: their processes are killed, stopped, paused, and have wrong clocks."""
+"""Faults of relays: their processes are killed, stopped and paused."""
 
 import random
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.kinds import fault
-from tests.faults.places import Place
 from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.stage import Stage
 from tests.support.children import SuiteError, wait_until
@@ -36,18 +34,15 @@ def relay_stopped(stage: Stage, rand: random.Random) -> int:
 
 
 @fault("relay")
-def relay_paused(stage: Stage, rand: random.Random) -> int:
-    """SIGSTOP for less than the claim timeout."""
-    with paused(stage.some_relay(rand)):
-        stage.pause(rand.uniform(0.3, CLAIM_TIMEOUT / 2))
-    return 1
-
-
-@fault("relay")
 def relay_paused_too_long(stage: Stage, rand: random.Random) -> int:
     """SIGSTOP until other relays have taken over its claims; then it continues."""
-    with paused(stage.some_relay(rand)):
-        stage.pause(CLAIM_TIMEOUT + rand.uniform(0.5, 2))
+    relay = stage.some_relay(rand)
+    with relay.lock:
+        process = relay.process
+        if process is not None:
+            process.send(signal.SIGSTOP)
+            stage.pause(CLAIM_TIMEOUT + rand.uniform(0.5, 2))
+            process.send(signal.SIGCONT)
     return 1
 
 
@@ -67,26 +62,3 @@ def relay_stopped_in_hand(stage: Stage, rand: random.Random) -> int:
         if relay.process is not None:
             relay.process.send(signal.SIGCONT)
     return 1
-
-
-@fault("relay")
-def clocks_differ(stage: Stage, rand: random.Random) -> int:
-    """A relay restarts with a clock that is hours off."""
-    relay = stage.some_relay(rand)
-    relay.clock_shift = rand.choice((-1, 1)) * rand.uniform(60, 86_400)
-    stage.relays.stop(relay)
-    return 1
-
-
-@contextmanager
-def paused(relay: Place) -> Iterator[None]:
-    """Stop a relay's process by SIGSTOP for as long as the context is open."""
-    with relay.lock:
-        process = relay.process
-        if process is not None:
-            process.send(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            if process is not None:
-                process.send(signal.SIGCONT)

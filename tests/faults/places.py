@@ -27,7 +27,6 @@ class Place:
     database: Proxy | None
     broker: Way
     process: Child | None = None
-    clock_shift: float = 0.0
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while the suite ends the process on purpose."""
 
@@ -51,8 +50,7 @@ class Places:
         self.all = [*places]
 
     def start(self, place: Place) -> None:
-        environment = {**place.environment, "FAULTS_CLOCK_SHIFT": str(place.clock_shift)}
-        place.process = self._nursery.start(place.name, place.command, environment=environment)
+        place.process = self._nursery.start(place.name, place.command, environment=place.environment)
         self.starts += 1
 
     def kill(self, place: Place) -> bool:

@@ -1,13 +1,10 @@
 """Django's settings for the relays and the writers of the fault suite; what differs comes from the environment."""
 
-import datetime
 import json
 import os
-import time
 from typing import Any
 
 import environ
-from django.utils import timezone
 
 env = environ.Env()
 
@@ -51,16 +48,3 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "loggers": {"django_outbox": {"handlers": ["stderr"], "level": "INFO"}},
 }
-
-SHIFT = env.float("FAULTS_CLOCK_SHIFT", default=0.0)
-"""Seconds by which this process is wrong about the time."""
-
-if SHIFT:
-    real_time = time.time
-
-    def shifted_now() -> datetime.datetime:
-        """Return a wrong time, instead of `django.utils.timezone.now`."""
-        return datetime.datetime.now(tz=datetime.timezone.utc) + datetime.timedelta(seconds=SHIFT)
-
-    time.time = lambda: real_time() + SHIFT
-    timezone.now = shifted_now

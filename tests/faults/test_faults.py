@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,7 +20,7 @@ from tests.faults.report import table
 from tests.faults.run import Run
 from tests.faults.servers import TABLE, SQLite
 from tests.faults.windows import Window
-from tests.support.children import ROOT, Nursery, SuiteError
+from tests.support.children import Nursery, SuiteError
 from tests.support.jars import KAFKA
 from tests.support.waiting import eventually
 
@@ -101,40 +98,6 @@ def test_the_same_seed_makes_the_same_faults():
 
     assert names(1) == names(1)
     assert names(1) != names(2)
-
-
-def test_a_suite_that_is_killed_leaves_no_process_and_no_directory():
-    script = """
-        import subprocess, sys, time
-        from tests.support.children import Nursery
-        nursery = Nursery()
-        child = nursery.start("sleeper", ["sleep", "300"])
-        print(child.pid, nursery.directory, flush=True)
-        time.sleep(300)
-    """
-    suite = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert suite.stdout is not None
-    with suite.stdout:
-        pid, directory = suite.stdout.readline().split()
-    assert Path(directory).is_dir()
-    suite.kill()
-    suite.wait()
-    eventually(lambda: not Path(directory).exists() and not is_running(int(pid)))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if not Path("/proc/self").exists():
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_process_whose_suite_ends_by_an_exception_is_ended_too():

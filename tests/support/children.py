@@ -5,7 +5,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ class SuiteError(Exception):
 
 
 class Nursery:
-    """Starts processes and ends them all when its context ends; a reaper does it where the suite itself is killed.
+    """Starts processes and ends them all when its context ends.
 
     Args:
         logs: where the output of the processes is kept; by default it goes with the temporary directory.
@@ -36,12 +35,6 @@ class Nursery:
         self.logs = logs or self.directory / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._children: list[Child] = []
-        self._reaper = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("reaper.py")), str(self.directory)],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
 
     def start(
         self,
@@ -74,9 +67,8 @@ class Nursery:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        child = Child(name, process, log, lambda: self._tell(f"-{process.pid}"))
+        child = Child(name, process, log)
         self._children.append(child)
-        self._tell(f"+{child.pid}")
         return child
 
     def run(
@@ -117,25 +109,22 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         for child in reversed(self._children):
             child.kill()
-        assert self._reaper.stdin is not None
-        self._reaper.stdin.close()
-        self._reaper.wait(60)
-
-    def _tell(self, line: str) -> None:
-        assert self._reaper.stdin is not None
-        self._reaper.stdin.write(f"{line}\n")
-        self._reaper.stdin.flush()
+        for _attempt in range(20):
+            shutil.rmtree(self.directory, ignore_errors=True)
+            if not self.directory.exists():
+                return
+            # A process that is just dying may have written another file.
+            time.sleep(0.1)
 
 
 class Child:
     """A running process, which leads its own process group."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, on_end: Callable[[], None]) -> None:
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.name = name
         self.log = log
         self.pid = process.pid
         self._process = process
-        self._on_end = on_end
 
     @property
     def input(self) -> IO[bytes]:
@@ -168,11 +157,9 @@ class Child:
     def wait(self, seconds: float) -> int | None:
         """Wait until it ends and return its exit code, or None if it does not end in time."""
         try:
-            code = self._process.wait(seconds)
+            return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        self._on_end()
-        return code
 
     def kill(self) -> None:
         """End it and its group at once."""

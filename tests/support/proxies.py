@@ -98,7 +98,6 @@ class Proxy:
         self._target = (host, target)
         self._make_filters = make_filters
         self._proxies = proxies
-        self._delay = 0.0
         self._silent = False
         self._refusing = False
         self._allowance: int | None = None
@@ -123,10 +122,6 @@ class Proxy:
     def close(self) -> None:
         """Reset the connections that were not accepted; called in the thread."""
         self._server.close()
-
-    def delay(self, seconds: float) -> None:
-        """Hold each piece of data for so long; 0 ends it."""
-        self._delay = seconds
 
     def go_silent(self) -> None:
         """Swallow all that comes, in both directions, and keep the connections open: both ends think all is well."""
@@ -217,8 +212,6 @@ class Proxy:
     ) -> None:
         while data := await reader.read(CHUNK):
             data = change(data)
-            if self._delay:
-                await asyncio.sleep(self._delay)
             if self._silent:
                 continue
             if to_server and self._allowance is not None:

@@ -60,11 +60,6 @@ class Gateway:
         for proxy in self.proxies.values():
             proxy.cut(after=after)
 
-    def delay(self, seconds: float) -> None:
-        """Hold each piece of data for so long; 0 ends it."""
-        for proxy in self.proxies.values():
-            proxy.delay(seconds)
-
     def go_silent(self) -> None:
         """Swallow all that comes, and keep the connections open."""
         for proxy in self.proxies.values():
