@@ -84,8 +84,6 @@ class Ledger:
     samples: dict[str, list[str]] = field(default_factory=dict)
     committed: int = 0
     rolled_back: int = 0
-    overlapping: int = 0
-    """Messages whose transaction overlapped with another writer's that wrote the same key, without its lock."""
     closing: int = 0
     """Messages for which the broker closed a channel."""
     arrived: int = 0
@@ -146,7 +144,6 @@ def check(
     ledger.committed = len(written) - ledger.rolled_back
     ledger.closing = kinds[Kind.TOO_LARGE]
     read_operations(ledger, written, journals.operations)
-    ledger.overlapping = count_overlapping(written.values())
     check_arrivals(ledger, written, journals.arrivals, blocks_key)
     for id, each in written.items():
         if each.deliverable and not each.arrivals:
@@ -186,20 +183,6 @@ def read_operations(ledger: Ledger, written: dict[str, Written], operations: Pat
                 ledger.closing += each.kind is Kind.TOO_LARGE
             if action != "requeue":
                 each.resolved = float(begin)
-
-
-def count_overlapping(written: Iterable[Written]) -> int:
-    """Return how many messages may come before or after another writer's of their key, because they overlap."""
-    latest: dict[str, Written] = {}
-    count = 0
-    for each in sorted(written, key=lambda each: each.low):
-        if each.key == "-":
-            continue
-        last = latest.get(each.key)
-        count += last is not None and last.writer != each.writer and each.low < last.high
-        if last is None or each.high > last.high:
-            latest[each.key] = each
-    return count
 
 
 class Order:
@@ -280,7 +263,6 @@ def check_windows(ledger: Ledger, written: dict[str, Written], windows: Sequence
                 ledger.breaks(Promise.NOT_WITHHELD, case)
             elif id not in window.ids and each.key not in blocked and window.lets_go_on(each.key, type, each.high):
                 ledger.went_on += 1
-                window.went_on += 1
                 if each.arrived - each.high > USUAL:
                     ledger.breaks(Promise.HELD_UP, case)
 

@@ -36,7 +36,6 @@ class Places:
 
     Attributes:
         broken_promises: processes that ended by themselves, or did not stop when asked to.
-        starts: how many processes there have been.
     """
 
     def __init__(self, nursery: Nursery, places: Sequence[Place], seed: int) -> None:
@@ -45,43 +44,34 @@ class Places:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="faults-places", daemon=True)
         self.broken_promises: list[str] = []
-        self.starts = 0
-        self.slowest_stop = 0.0
         self.all = [*places]
 
     def start(self, place: Place) -> None:
         place.process = self._nursery.start(place.name, place.command, environment=place.environment)
-        self.starts += 1
 
-    def kill(self, place: Place) -> bool:
-        """Kill a process at once; it is started again soon. Return whether there was one."""
+    def kill(self, place: Place) -> None:
+        """Kill a process at once; it is started again soon."""
+        with place.lock:
+            if place.process is not None:
+                place.process.kill()
+                place.process = None
+
+    def stop(self, place: Place) -> None:
+        """End a process as an administrator does."""
         with place.lock:
             if place.process is None:
-                return False
-            place.process.kill()
-            place.process = None
-            return True
-
-    def stop(self, place: Place) -> float:
-        """End a process as an administrator does, and return the seconds that it took."""
-        with place.lock:
-            if place.process is None:
-                return 0.0
+                return
             process, place.process = place.process, None
             with suppress(SuiteError):
                 # Before that it is Python that starts, and a signal ends it as any program.
                 wait_until(lambda: process.catches(signal.SIGTERM) or process.code is not None, STOP_BOUND, place.name)
-            begin = time.monotonic()
             process.send(signal.SIGTERM)
             code = process.wait(STOP_BOUND)
-            seconds = time.monotonic() - begin
-            self.slowest_stop = max(self.slowest_stop, seconds)
             if code is None:
                 self.broken_promises.append(f"{place.name} did not exit within {STOP_BOUND:g} s of SIGTERM")
                 process.kill()
             elif code:
                 self.broken_promises.append(f"{place.name} exited with {code} after SIGTERM:\n{process.tail()}")
-            return seconds
 
     def stop_all(self) -> None:
         """End all processes; none is started again."""

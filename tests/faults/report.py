@@ -16,9 +16,6 @@ class Result:
     ledger: Ledger
     faults: tuple[Inflicted, ...]
     seconds: float
-    load_seconds: float
-    relay_starts: int
-    slowest_stop: float
     versions: tuple[str, ...]
     problem: str = ""
     """The reason why the run did not finish; blank if it did."""
@@ -42,7 +39,6 @@ def table(result: Result) -> str:
     figures = {
         "committed": ledger.committed,
         "rolled back": ledger.rolled_back,
-        "overlap with others of their key": ledger.overlapping,
         "arrived": ledger.arrived,
         "failed, as expected": ledger.failed_deserved,
         "requeued by the operator": ledger.requeued,
@@ -55,14 +51,10 @@ def table(result: Result) -> str:
         "went on while others were withheld": ledger.went_on,
         "faults": len(result.faults),
         "kinds of faults": len({each.name for each in result.faults}),
-        "relay processes started": result.relay_starts,
     }
     lines += [f"{name:<40}{figure:>12,}" for name, figure in figures.items()]
     lines += [
-        f"{'slowest exit after SIGTERM, seconds':<40}{result.slowest_stop:>12.1f}",
-        f"{'seconds under load':<40}{result.load_seconds:>12.1f}",
         f"{'seconds in total':<40}{result.seconds:>12.1f}",
-        f"{'messages a second, faults included':<40}{ledger.arrived / max(result.seconds, 0.001):>12,.0f}",
         "",
         f"{'promise':<40}{'broken':>12}",
     ]

@@ -109,13 +109,11 @@ class Run:
         versions = (stage.database.version(), stage.broker.version())
         stage.say(f"{', '.join(versions)} are up")
         problem = ""
-        load_began = time.monotonic()
         with stage.relays:
             try:
                 with self._operator(stage) as operator:
                     with self._writers(stage) as writers:
                         self._load(stage, writers)
-                    load_seconds = time.monotonic() - load_began
                     if plan.failed_blocks_key:
                         # Blocked messages are delivered once all failed ones are repaired or discarded.
                         operator.input.write(b"finish\n")
@@ -124,7 +122,6 @@ class Run:
                 self._drain(stage)
             except TimeoutError as error:
                 problem = str(error)
-                load_seconds = time.monotonic() - load_began
             finally:
                 stage.over.set()
             stage.relays.stop_all()
@@ -147,9 +144,6 @@ class Run:
             ledger=ledger,
             faults=tuple(self._inflicted),
             seconds=time.monotonic() - self._began,
-            load_seconds=load_seconds,
-            relay_starts=stage.relays.starts,
-            slowest_stop=stage.relays.slowest_stop,
             versions=versions,
             problem=problem,
         )

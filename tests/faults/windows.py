@@ -16,7 +16,6 @@ class Window:
         ids: messages that must not arrive until the time with each.
         keys: keys that wait, wholly or in part.
         types: types that are paused: what was enqueued in this time must not arrive in it.
-        went_on: number of messages that had to arrive as usual.
     """
 
     name: str
@@ -25,7 +24,6 @@ class Window:
     ids: dict[str, float]
     keys: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()
-    went_on: int = 0
 
     def withholds(self, id: str, type: str, enqueued: float, arrived: float) -> bool:
         """Return whether a message must not arrive at this time."""
