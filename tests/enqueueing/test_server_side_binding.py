@@ -19,7 +19,7 @@ from tests.conftest import ALIASES
 from tests.support.admin.tools import CHANGELIST, listed, url
 from tests.support.messages import ago
 from tests.support.publishers import Script
-from tests.support.routers import ToPostgreSQL
+from tests.support.routers import OutboxRouter
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -76,10 +76,7 @@ def test_every_statement_of_callers_and_relays_runs(using: str, scripted: Script
 def test_the_admin_lists_every_state(using: str, state: str, admin_client: Client):
     with transaction.atomic(using=using):
         message = enqueue("a", 1, key="k", using=using)
-    with (
-        mock.patch.object(ToPostgreSQL, "alias", using),
-        override_settings(DATABASE_ROUTERS=["tests.support.routers.ToPostgreSQL"]),
-    ):
+    with override_settings(DATABASE_ROUTERS=[OutboxRouter(using)]):
         listed(admin_client.get(CHANGELIST, {"state": state} if state else {}))
         assert listed(admin_client.get(CHANGELIST, {"state": "all", "q": str(message.message_id)})) == [message.pk]
         assert admin_client.get(url("change", message.pk)).status_code == 200

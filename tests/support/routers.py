@@ -6,22 +6,15 @@ from django_outbox.models import OutboxMessage
 
 
 class OutboxRouter:
-    """Routes the outbox to `alias`."""
+    """Routes the outbox to one database."""
 
-    alias = "default"
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
-        return self.alias if model is OutboxMessage else None
+        return self._alias if model is OutboxMessage else None
 
     db_for_write = db_for_read
-
-
-class ToPostgreSQL(OutboxRouter):
-    alias = "postgresql"
-
-
-class ToMariaDB(OutboxRouter):
-    alias = "mariadb"
 
 
 class NotOnMariaDB:
@@ -38,14 +31,5 @@ class OnlyDefault:
         return False if db != "default" and app_label == "django_outbox" else None
 
 
-class ToMySQL(OutboxRouter):
-    alias = "mysql"
-
-
-ROUTERS: dict[str, list[str]] = {
-    "default": [],
-    "postgresql": ["tests.support.routers.ToPostgreSQL"],
-    "mariadb": ["tests.support.routers.ToMariaDB"],
-    "mysql": ["tests.support.routers.ToMySQL"],
-}
+ROUTERS = {"default": [], **{alias: [OutboxRouter(alias)] for alias in ("postgresql", "mariadb", "mysql")}}
 """The setting DATABASE_ROUTERS that sends the outbox to an alias."""
