@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.exceptions import OutboxError
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
@@ -185,37 +184,6 @@ def test_the_users_of_the_guide_may_do_no_more(using: str, become: As, name: str
 def test_on_postgresql_a_message_cannot_be_changed_by_the_user_who_enqueues(using: str, become: As):
     with become("web"), pytest.raises(DatabaseError, match="denied"):
         OutboxMessage.objects.using(using).update(payload=2)
-
-
-def privileges() -> Iterator[Any]:
-    for using in LOCKING:
-        pairs = re.findall(r"^GRANT (.+) ON (?:shop\.)?(\w+) TO (.+);$", statements(using), re.MULTILINE)
-        for names, table, users in pairs:
-            for name in names.split(", "):
-                for user in users.split(", "):
-                    if (using, name, table) == ("mariadb", "UPDATE", "django_outbox_keylock"):
-                        # MySQL needs it for FOR UPDATE, and MariaDB does not.
-                        continue
-                    if table == "django_outbox_pause":
-                        # Nothing is paused in the first test.
-                        continue
-                    yield pytest.param(using, name, table, user, id=f"{using}-{user}-{name}-{table}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("using", "privilege", "table", "user"), list(privileges()))
-def test_each_privilege_of_the_guide_is_needed(
-    using: str, become: As, privilege: str, table: str, user: str, *, scripted: Script
-):
-    """Without it, something of the first test fails."""
-    with become(user.removeprefix("shop_")):
-        name = connections[using].settings_dict["USER"]
-    KeyLock.objects.using(using).all().delete()
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"REVOKE {privilege} ON {table} FROM {name}")
-    scripted.answer = answer
-    with pytest.raises((DatabaseError, OutboxError, CommandError), match="denied"):
-        write_and_deliver(using, become)
 
 
 def deliver_while_a_type_is_paused(scripted: Script, using: str, become: As) -> int:
