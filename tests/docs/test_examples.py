@@ -1,8 +1,6 @@
 """Examples of the documentation that people copy, run."""
 
-import http.server
 import re
-import threading
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -24,6 +22,7 @@ from django_outbox.monitoring import views
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
 from tests.support.archives import archives, archiving, failed
+from tests.support.http.receiver import Call, Receiver, Reply
 
 HOW_TO = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
 
@@ -42,28 +41,17 @@ def text(page: str) -> tuple[str, re.RegexFlag]:
     return (HOW_TO / page).read_text(), re.MULTILINE | re.DOTALL
 
 
-class Webhook(http.server.BaseHTTPRequestHandler):
-    """Answers with the status that the body tells, and hangs up on 0."""
-
-    def do_POST(self) -> None:
-        status = int(self.rfile.read(int(self.headers["Content-Length"])))
-        if status:
-            self.send_response(status)
-            self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def reply(call: Call) -> Reply:
+    """Answer with the status that the body names, and hang up on 0."""
+    if status := int(call.body):
+        return Reply(status)
+    raise ConnectionError
 
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        webhook = example("custom-publisher.md", "WebhookPublisher")
-        yield webhook("default", url=f"http://127.0.0.1:{server.server_port}/orders")
-        server.shutdown()
-        thread.join()
+    with Receiver(reply) as receiver:
+        yield example("custom-publisher.md", "WebhookPublisher")("default", url=receiver.url("/orders"))
 
 
 def message(payload: int) -> Message:

@@ -1,22 +1,15 @@
-"""`tests/run.py`: what it asks before it changes the machine, where it stops, and the order of the tests."""
+"""`tests/run.py`: what it asks before it changes the machine, and where it stops."""
 
 import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests import run
 from tests.support import system_packages
-from tests.support.ordering import begin_with_long_tests
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.support.terminals import Terminal
 
 
 @pytest.mark.parametrize(
@@ -66,34 +59,3 @@ def test_the_long_tests_wait_for_the_quick_checks(capfd: pytest.CaptureFixture[s
     assert "style FAILED (1) in" in summary
     assert "types passed in" in summary
     assert summary.endswith("all tests not run")
-
-
-class Test:
-    """A test of pytest, as far as its order depends on it."""
-
-    __test__ = False
-
-    def __init__(self, nodeid: str, marked: Any = None) -> None:
-        self.nodeid = nodeid
-        self._marked = marked
-
-    def iter_markers_with_node(self, name: str) -> Iterator[tuple[Any, str]]:
-        if self._marked:
-            yield self._marked, name
-
-
-def test_two_of_three_processes_begin_with_the_long_tests_and_those_of_a_module_stay_together():
-    module, alone = Test("long"), [Test(f"alone-{number}") for number in range(3)]
-    tests: list[Any] = [Test(f"short-{number}") for number in range(10)]
-    tests += [Test(f"long::{number}", module) for number in range(2)]
-    tests += [Test(each.nodeid, each) for each in alone]
-    ordered = [test.nodeid for test in begin_with_long_tests(tests, 3)]
-    assert sorted(ordered) == sorted(test.nodeid for test in tests)
-    # The scheduler cuts them into equal parts.
-    parts = [ordered[:5], ordered[5:10], ordered[10:]]
-    assert [[name for name in part if not name.startswith("short")] for part in parts] == [
-        ["long::0", "long::1", "alone-1"],
-        ["alone-2", "alone-0"],
-        [],
-    ]
-    assert [part[0] for part in parts] == ["long::0", "alone-2", "short-5"]

@@ -35,4 +35,5 @@ def begin_with_long_tests(tests: Sequence[pytest.Item], processes: int) -> list[
         count = max(0, size - len(long))
         found += [*long, *short[:count]]
         del short[:count]
+    assert len(found + short) == len(tests)
     return found + short
