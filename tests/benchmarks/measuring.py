@@ -53,12 +53,7 @@ class Run:
 
 
 def timed(work: Callable[[], int], broker: str = "") -> Run:
-    """Call `work`, which returns a number of messages, and measure it.
-
-    Args:
-        work: what is measured.
-        broker: the name of the broker's processes; blank if there is no broker.
-    """
+    """Call `work`, which returns a number of messages, and measure it and the processes of this name."""
     before, start = _read_processors(broker), time.perf_counter()
     messages = work()
     seconds = time.perf_counter() - start
@@ -103,12 +98,7 @@ class Used(NamedTuple):
 
 
 def read_used(pid: int, statements: int) -> Used:
-    """Return what was used so far. On PostgreSQL, the caller's own session counts for the caller.
-
-    Args:
-        pid: the relay's process.
-        statements: the number of its statements.
-    """
+    """Return what a relay's process has used so far. On PostgreSQL, the caller's own session counts for the caller."""
     relay, database, session = seconds_of(pid), seconds_of_database(), 0.0
     caller = time.process_time()
     with connection.cursor() as cursor:

@@ -87,14 +87,7 @@ class RelayProcess:
 def relay_process(
     publisher: Mapping[str, Any] | None, *, workers: int = 2, batch_size: int = 2000, notify: bool = False
 ) -> Iterator[RelayProcess]:
-    """Start a relay that is connected to its broker, and waits for `begin`.
-
-    Args:
-        publisher: the entry of `PUBLISHERS`; None for the publisher that accepts everything.
-        workers: the relay's workers.
-        batch_size: messages in a claim.
-        notify: whether commits wake the relay.
-    """
+    """Start a relay of an entry of `PUBLISHERS` that is connected to its broker, and waits for `begin`."""
     counts = FORKS.Array("q", 2)
     options = {"workers": workers, "batch_size": batch_size}
     with process("tests.benchmarks.relay_process.deliver", counts, publisher, notify, options) as (child, pipe):
@@ -103,11 +96,7 @@ def relay_process(
 
 @contextmanager
 def loop_process(publisher: Mapping[str, Any]) -> Iterator[RelayProcess]:
-    """Start a loop as a developer writes it by hand, which waits for `begin`.
-
-    Args:
-        publisher: the entry of `PUBLISHERS`.
-    """
+    """Start a loop as a developer writes it by hand, which waits for `begin`."""
     counts = FORKS.Array("q", 2)
     with process("tests.benchmarks.relay_process.deliver_in_a_loop", counts, publisher) as (child, pipe):
         yield RelayProcess(child.pid, pipe, counts)

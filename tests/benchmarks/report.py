@@ -84,9 +84,7 @@ def compare(
     """Measure cases, and return a report with a row for each: the medians of its rate, and of its other figures.
 
     Args:
-        title: the report's title.
         sequence: the cases as `measure_all` takes them; `str` names each.
-        measure: measures one.
         base: returns the case that a case is compared with; by default it is the first.
         ratio: the heading of the ratio of the two rates.
     """

@@ -68,12 +68,7 @@ def outbox_settings(publisher: Mapping[str, Any] | None = None, **others: Any) -
 
 
 def require_url(setting: str, example: str) -> str:
-    """Return the URL of a broker.
-
-    Args:
-        setting: the variable of the environment, such as AMQP_URL.
-        example: a URL of this kind.
-    """
+    """Return the URL of a broker from a setting such as AMQP_URL."""
     if not (url := str(getattr(settings, setting))):
         raise BenchmarkError(f"Set {setting}, for example: {setting}={example}")
     return url

@@ -83,14 +83,10 @@ class Breaking:
     """Inflicts the faults of a schedule until its context ends, each lane in its own thread.
 
     Args:
-        stage: what they act upon.
-        schedule: the faults.
         progress: returns the share of the load that is done.
 
     Attributes:
-        inflicted: the faults that happened so far.
         failures: errors of the suite itself.
-        todo: the number of faults in the schedule.
     """
 
     def __init__(self, stage: Stage, schedule: Schedule, progress: Callable[[], float]) -> None:

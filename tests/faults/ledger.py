@@ -130,12 +130,8 @@ def check(
     """Compare the journals of writers and operators with the consumer's and with the rows that are left in the table.
 
     Args:
-        journals: of the run.
-        database: where the outbox is.
         refusals: the times when queues were full; only then may an attempt be counted without settling the message.
         windows: the times in which some messages were withheld.
-        blocks_key: whether failed messages blocked their keys.
-        dead_letters: whether failed messages were to be copied.
     """
     ledger = Ledger()
     written = dict(read_written(journals.writers))

@@ -8,11 +8,7 @@ FILE = "positions.json"
 
 
 class Positions:
-    """The numbers of the last messages that were noted, by stream or partition.
-
-    Args:
-        folder: that of the journals.
-    """
+    """The numbers of the last messages that were noted, by stream or partition, in the folder of the journals."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE

@@ -48,11 +48,6 @@ class Run:
         self._failures: list[str] = []
 
     def execute(self) -> Result:
-        """Execute the plan.
-
-        Raises:
-            SuiteError: a server could not be made or started, or a process of the suite itself failed.
-        """
         plan = self._plan
         with Nursery(plan.keep_logs) as nursery:
             self._arrivals = nursery.logs / "arrivals.journal"

@@ -23,8 +23,6 @@ def planned(number: int, seed: int, keys: int, queue: int, due: float) -> Iterat
     """Yield the messages, with the delays that are left when each is taken.
 
     Args:
-        number: which writer this is.
-        seed: of the run.
         keys: number of keys with one message each.
         queue: number of messages of the key with the queue.
         due: when they become due, by the monotonic clock.

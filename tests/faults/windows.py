@@ -12,7 +12,6 @@ class Window:
     """Such a time, by the monotonic clock.
 
     Attributes:
-        name: that of the fault.
         ids: messages that must not arrive until the time with each.
         keys: keys that wait, wholly or in part.
         types: types that are paused: what was enqueued in this time must not arrive in it.

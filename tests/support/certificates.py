@@ -16,8 +16,6 @@ def make_certificate(folder: Path, name: str, address: str, *, issuer: str = "",
     """Write a certificate and its key to `name`.pem and `name`.key.
 
     Args:
-        folder: where to write them.
-        name: the name of the files.
         address: what it is valid for, such as `IP:127.0.0.1` or `DNS:shop.example.com`.
         issuer: the name of the certificate that signs it; by default it signs itself.
         is_expired: whether it was valid until yesterday, instead of from then on.

@@ -20,13 +20,10 @@ class SuiteError(Exception):
 
 
 class Nursery:
-    """Starts processes and ends them all when its context ends.
+    """Starts processes in a temporary directory, and ends them all when its context ends.
 
     Args:
-        logs: where the output of the processes is kept; by default it goes with the temporary directory.
-
-    Attributes:
-        directory: a temporary directory that other users can pass through, removed in the end.
+        logs: where the output of the processes is kept; by default it goes with the directory.
     """
 
     def __init__(self, logs: Path | None = None) -> None:
@@ -49,8 +46,6 @@ class Nursery:
 
         Args:
             name: that of its log; a second process of the same name adds to it.
-            command: what to run.
-            environment: the whole environment; that of the suite by default.
             user: whom it runs as, where the suite runs as root.
             talks: whether it gets a pipe for its input, and not nothing.
         """
@@ -80,11 +75,7 @@ class Nursery:
         directory: Path | None = None,
         timeout: float = 120,
     ) -> str:
-        """Run a command to its end, and return what it printed.
-
-        Raises:
-            SuiteError: it failed; the text has its output.
-        """
+        """Run a command to its end, and return what it printed; or raise a SuiteError with it."""
         ended = subprocess.run(
             [str(part) for part in command],
             env=environment,
@@ -184,11 +175,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def find_program(name: str, *places: str) -> str:
-    """Return the path of a program, from PATH or from directories given as patterns below `/`.
-
-    Raises:
-        SuiteError: it is nowhere.
-    """
+    """Return the path of a program, from PATH or from patterns of directories below `/`; or raise a SuiteError."""
     found = shutil.which(name)
     candidates = [str(path / name) for place in places for path in sorted(Path("/").glob(place), reverse=True)]
     # The wrappers of Debian in PATH change the user and the directory; what they wrap is better.
@@ -210,11 +197,7 @@ def unprivileged(*names: str) -> str | None:
 
 
 def wait_for_answer(server: "Child", ask: Callable[[], object], seconds: float) -> None:
-    """Wait until a call raises no error.
-
-    Raises:
-        SuiteError: the server has ended; the text has the end of its log. Or it did not answer in time.
-    """
+    """Wait until a call raises no error; raise a SuiteError if the server ends, or does not answer in time."""
 
     def answers() -> bool:
         if server.code is not None:
@@ -226,11 +209,7 @@ def wait_for_answer(server: "Child", ask: Callable[[], object], seconds: float) 
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str, *, pause: float = 0.05) -> None:
-    """Wait until a condition holds; what it raises counts as no.
-
-    Raises:
-        SuiteError: it did not hold in time; the text names `what`.
-    """
+    """Wait until a condition holds; what it raises counts as no. Raise a SuiteError if it does not hold in time."""
     deadline = time.monotonic() + seconds
     reason = ""
     while True:

@@ -14,17 +14,7 @@ PATIENCE = 300
 
 
 class Program:
-    """A program, whose archives a `pom.xml` names.
-
-    Args:
-        name: its name for people.
-        pom: the file, which has the version in the property `program.version`.
-
-    Attributes:
-        version: its version.
-        folder: the folder of its archives.
-        remedy: what to do if it is missing.
-    """
+    """A program, whose archives and version a `pom.xml` names."""
 
     def __init__(self, name: str, pom: Path) -> None:
         self.name = name

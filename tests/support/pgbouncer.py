@@ -18,12 +18,7 @@ from tests.support.waiting import eventually
 
 @contextmanager
 def pgbouncer(database: Mapping[str, Any], mode: str) -> Iterator[int]:
-    """Run one in front of a database of Django's settings, and yield its port.
-
-    Args:
-        database: the database.
-        mode: `transaction` or `session`.
-    """
+    """Run one in front of a database, in the mode `transaction` or `session`, and yield its port."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     assert program, "pgbouncer is missing; on Debian and Ubuntu: apt-get install pgbouncer"
     port = free_port()

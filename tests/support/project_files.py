@@ -20,11 +20,7 @@ def read_pyproject() -> dict[str, Any]:
 
 
 def read_yaml(path: str) -> Any:
-    """Return what a YAML file holds; `path` is relative to the checkout.
-
-    Raises:
-        yaml.YAMLError: the file is not YAML.
-    """
+    """Return what a YAML file holds; `path` is relative to the checkout."""
     return yaml.safe_load((ROOT / path).read_text())
 
 

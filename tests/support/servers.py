@@ -157,11 +157,7 @@ SERVERS = (
 
 
 def find_all() -> dict[str, str]:
-    """Return the URL of each server by its environment variable, and print where it comes from.
-
-    Raises:
-        ServerMissing: a server could neither be found nor started.
-    """
+    """Return the URL of each server by its environment variable, and print where it comes from."""
     found = {server.variable: find(server) for server in SERVERS}
     if os.environ.get(MYSQL_VARIABLE):
         found[MYSQL_VARIABLE] = _from_environment("MySQL", MYSQL_VARIABLE, logins.log_in_to_mysql)
@@ -185,11 +181,6 @@ def find_all() -> dict[str, str]:
 
 
 def find(server: Server) -> str:
-    """Return the URL of this server.
-
-    Raises:
-        ServerMissing: it could neither be found nor started.
-    """
     if os.environ.get(server.variable):
         url, how = _from_environment(server.name, server.variable, server.log_in), f"found by {server.variable}"
     else:

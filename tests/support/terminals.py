@@ -27,11 +27,7 @@ class Terminal(io.StringIO):
 
 
 class TerminalProcess:
-    """A process on a pseudo-terminal.
-
-    Attributes:
-        process: the process.
-    """
+    """A process on a pseudo-terminal."""
 
     def __init__(self, command: list[str], *, columns: int, env: dict[str, str]) -> None:
         lines = 24

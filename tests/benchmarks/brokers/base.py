@@ -24,16 +24,11 @@ PATIENCE = 30.0
 class Broker(abc.ABC):
     """Temporary destinations on a broker, one for each topic. Leaving the context deletes them.
 
-    Args:
-        destinations: their number.
-
     Attributes:
         label: the broker's name in reports.
         setting: the variable of the environment with its URL; blank if it needs none.
-        example: such a URL.
         process: the name of its processes; blank if it has none of its own.
         errors: exceptions of its client that mean that it cannot be reached.
-        topics: the topics of the messages.
     """
 
     label: str

@@ -33,7 +33,6 @@ class Broker(abc.ABC):
     Attributes:
         poison: the kinds of messages that the broker refuses.
         consumer: the module of its consumer.
-        port: where clients connect.
     """
 
     poison: ClassVar[tuple[Kind, ...]]
@@ -85,11 +84,7 @@ class Broker(abc.ABC):
 
 
 class OneProcess(Broker):
-    """A broker that is one process, which can be frozen too.
-
-    Args:
-        nursery: starts the process.
-    """
+    """A broker that is one process, which can be frozen too."""
 
     vendor: ClassVar[str]
     command: list[str]

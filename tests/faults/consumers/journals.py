@@ -20,13 +20,7 @@ ACK_PAUSE = 0.1
 
 
 class Journals:
-    """The journals of a consumer, and what it was told by signals.
-
-    Attributes:
-        folder: where they are.
-        stopping: whether it has to end.
-        reading: whether it may read.
-    """
+    """The journals of a consumer in a folder, and what it was told by signals: to end, or to read no more."""
 
     def __init__(self, arrivals: Path, dead: Path) -> None:
         self.folder = arrivals.parent

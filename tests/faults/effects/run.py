@@ -64,12 +64,7 @@ class Figures:
 
 
 class Run:
-    """One run.
-
-    Args:
-        messages: the number of messages to commit.
-        kills: the number of relays to kill.
-    """
+    """One run, which commits messages and kills relays."""
 
     def __init__(self, messages: int, kills: int) -> None:
         self._messages, self._kills = messages, kills

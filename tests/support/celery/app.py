@@ -17,10 +17,8 @@ def make_app(broker: str, prefix: str, *, app_class: Any = Celery, **conf: Any) 
     """Return an app with the tasks below.
 
     Args:
-        broker: its URL.
         prefix: the name of its default queue, and the beginning of every key in Redis.
         app_class: `Celery` with OutboxTask as the class of its tasks, or `OutboxCelery`.
-        conf: further settings.
     """
     app_options: dict[str, Any] = {} if app_class is OutboxCelery else {"task_cls": OutboxTask}
     made: Celery[Any] = app_class(

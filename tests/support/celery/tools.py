@@ -69,14 +69,7 @@ def cleaned_up(prefix: str) -> Iterator[None]:
 
 @contextmanager
 def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a prefork worker with two processes on a database of the test run.
-
-    Args:
-        app: the app; the worker makes the same one.
-        using: the alias of the database, which is the worker's default.
-        broker: its URL.
-        log: the file for the worker's output.
-    """
+    """Run a prefork worker with two processes on a database of the test run, which is its default."""
     prefix = app.conf.task_default_queue
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
     arguments = ["worker", "-n", f"{prefix}@%h", "-P", "prefork", "-c", "2", *quiet]
@@ -88,14 +81,7 @@ def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subproc
 
 @contextmanager
 def beat(app: Celery, using: str, broker: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run beat, which calls the task `tests.note` every second.
-
-    Args:
-        app: the app; beat makes the same one.
-        using: the alias of the database, which is beat's default.
-        broker: its URL.
-        log: the file for the output of beat.
-    """
+    """Run beat on a database of the test run; it calls the task `tests.note` every second."""
     schedule = log.with_name("schedule")
     arguments = ["beat", "--loglevel=INFO", "--pidfile=", f"--schedule={schedule}", "--max-interval=1"]
     with _celery(arguments, app, using, broker, log) as process:

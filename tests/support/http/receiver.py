@@ -36,13 +36,7 @@ class Reply:
 
 
 class Receiver:
-    """Serves on a port of this machine until the context is left.
-
-    Args:
-        reply: returns the response to each POST.
-        context: for TLS.
-        port: where to listen; any port by default.
-    """
+    """Serves on a port of this machine until the context is left; `reply` returns the response to each POST."""
 
     def __init__(
         self,

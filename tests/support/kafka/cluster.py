@@ -39,13 +39,7 @@ SETTINGS: Mapping[str, object] = {
 
 
 class Broker:
-    """One broker, which can be killed, frozen, and started again.
-
-    Attributes:
-        id: its number, beginning with 1.
-        port: where clients connect.
-        data: the folder of its partitions.
-    """
+    """One broker, which can be killed, frozen, and started again. Its data is in a folder."""
 
     process: Child
 
@@ -94,13 +88,7 @@ class Broker:
 
 
 class Cluster:
-    """Brokers that know each other.
-
-    Args:
-        nursery: starts their processes; their data is in its temporary directory.
-        settings: settings of the brokers in addition to `SETTINGS`.
-        count: how many brokers there are.
-    """
+    """Brokers that know each other, with settings in addition to `SETTINGS`."""
 
     def __init__(self, nursery: Nursery, settings: Mapping[str, object] | None = None, count: int = 3) -> None:
         self._nursery = nursery

@@ -24,16 +24,10 @@ HEADER = struct.Struct(">ihhi")
 
 
 class Gateway:
-    """A proxy to each broker.
+    """A proxy to each broker; `servers` are their addresses, and `port` is one of them.
 
     Args:
-        servers: the addresses of some brokers.
         thread: serves the proxies; by default a thread of its own, which `close` ends.
-
-    Attributes:
-        servers: the addresses of the proxies.
-        proxies: by the id of the broker.
-        port: that of one of the proxies.
     """
 
     def __init__(self, servers: str, thread: Proxies | None = None) -> None:

@@ -22,14 +22,7 @@ MOCKS: "dict[str, MockCluster]" = {}
 
 
 class MockCluster:
-    """The brokers of a cluster, whose ids begin with 1.
-
-    Args:
-        count: how many brokers there are.
-
-    Attributes:
-        servers: their addresses.
-    """
+    """The brokers of a cluster, whose ids begin with 1."""
 
     def __init__(self, count: int = 3) -> None:
         self._ids = range(1, count + 1)

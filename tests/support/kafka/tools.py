@@ -26,11 +26,7 @@ def admin(servers: str) -> AdminClient:
 def create_topic(servers: str, name: str, partitions: int = 4, **config: Any) -> str:
     """Create a topic with the cluster's number of replicas, wait until it can be written to, and return its name.
 
-    Args:
-        servers: the addresses of brokers.
-        name: the name.
-        partitions: how many it has.
-        config: its settings, with underscores for periods.
+    Its settings have underscores for periods.
     """
     if servers in MOCKS:
         MOCKS[servers].create_topic(name, partitions)
@@ -98,15 +94,9 @@ def find_offsets(consumer: Consumer, partition: TopicPartition) -> tuple[int, in
 
 
 def write_records(producer: Producer, topic: str, partitions: int, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write records in their order, and fail if one is refused.
+    """Write records, which are arguments of `produce`, in their order, and fail if one is refused.
 
     A client refuses those of a partition that it has not heard of, and says so to `on_delivery` only.
-
-    Args:
-        producer: the client.
-        topic: the topic.
-        partitions: how many it has.
-        records: arguments of `produce`.
     """
     refused: list[KafkaError] = []
 

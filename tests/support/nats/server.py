@@ -21,10 +21,6 @@ class NatsServer:
 
     Args:
         config: its configuration, but for the address and JetStream.
-        jetstream: whether JetStream is enabled.
-
-    Attributes:
-        port: where clients connect.
     """
 
     def __init__(self, config: str = "", *, jetstream: bool = True) -> None:

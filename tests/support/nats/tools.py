@@ -51,12 +51,7 @@ class Stored:
 
 
 class Nats:
-    """Streams of a server; leaving the context deletes those that were created.
-
-    Args:
-        url: the URL of the server; by default, that of the tests.
-        options: arguments of `nats.connect`.
-    """
+    """Streams of a server, by default that of the tests; leaving the context deletes those that were created."""
 
     def __init__(self, url: str = "", **options: Any) -> None:
         self._loop = asyncio.new_event_loop()

@@ -36,7 +36,6 @@ class Node:
     """One node, which can be stopped as an administrator does it, killed, and started again.
 
     Args:
-        nursery: starts its processes.
         epmd: the port of its port mapper.
         name: its name within the cluster.
         settings: further lines of `rabbitmq.conf`.

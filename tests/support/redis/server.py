@@ -12,13 +12,7 @@ from tests.support.waiting import eventually
 
 
 class RedisServer:
-    """A server without persistence.
-
-    Args:
-        folder: a folder that exists; its files are kept there.
-        arguments: further arguments of `redis-server`.
-        program: the program.
-    """
+    """A server without persistence, with its files in a folder that exists."""
 
     def __init__(self, folder: Path, *arguments: str, program: str = "redis-server") -> None:
         self.port = free_port()
