@@ -62,8 +62,12 @@ def become(using: str) -> Iterator[As]:
     run = uuid.uuid4().hex[:8]
     users = {name: f"outbox_{name}_{run}" for name in ("web", "relay")}
     connection = connections[using]
+    # What the relay deletes of the inbox is in a list below the statements.
+    inbox = "GRANT SELECT, UPDATE, DELETE ON shop.outbox_inbox_handledmessage TO shop_relay;"
+    if using == "postgresql":
+        inbox = inbox.replace("shop.", "")
     sql = (
-        (statements(using) + for_monitoring(using))
+        (statements(using) + for_monitoring(using) + inbox)
         .replace("'…'", "'secret'")
         .replace("shop.", f"{connection.settings_dict['NAME']}.")
     )

@@ -45,7 +45,7 @@ PLACES = {
     "monitoring/status.py": {"describe_blocked"},
     # Only names of headers of the trace context.
     "monitoring/tracing.py": {"OpenTelemetryTracer"},
-    "tracing.py": {"PublishedBatch", "_traced"},
+    "tracing.py": {"_traced"},
     # The headers of a request of HTTP.
     "monitoring/views.py": {"metrics"},
     # Carried, or counted.
