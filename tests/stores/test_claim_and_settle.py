@@ -45,22 +45,6 @@ class TestClaim:
         due_since(using, d, minutes=2)
         assert claimed_ids(using) == [c, d, a, b]
 
-    def test_a_claim_takes_at_most_limit_messages_from_the_front(self, using: str):
-        ids = write(using, 5)
-        assert claimed_ids(using, limit=3) == ids[:3]
-
-    def test_a_message_that_is_not_due_is_not_claimed(self, using: str):
-        (due,) = write(using)
-        write(using, delay=3600)
-        assert claimed_ids(using) == [due]
-
-    def test_processed_and_failed_messages_are_not_claimed(self, using: str):
-        done, failed, due = write(using, 3)
-        table = OutboxMessage.objects.using(using)
-        table.filter(id=done).update(available_at=None, processed_at=ago(days=1))
-        table.filter(id=failed).update(available_at=None, failed_at=ago(days=1))
-        assert claimed_ids(using) == [due]
-
     def test_messages_of_a_publisher_whose_name_differs_only_in_case_are_not_claimed(self, using: str):
         (mine,) = write(using)
         other, shouted = write(using, 2)
@@ -198,24 +182,6 @@ class TestSettle:
         assert (again.status, again.attempts, again.error) == (Status.PENDING, 1, "busy")
         assert ago(seconds=-30) < again.available_at < ago(seconds=-90)  # type: ignore[operator]
         assert claimed_ids(using) == [unanswered]
-
-    def test_processed_messages_may_be_deleted_at_once(self, using: str):
-        done, failed = write(using, 2)
-        with claim(using) as batch:
-            settle(using, batch, delete_processed=True, processed=[done], failed=[(failed, "no")])
-        assert list(rows(using)) == [failed]
-
-    def test_a_settlement_without_outcomes_writes_nothing(self, using: str):
-        write(using, 3)
-        before = rows(using)
-        with claim(using) as batch:
-            settle(using, batch)
-        assert rows(using) == before
-
-    def test_settling_an_empty_claim_writes_nothing(self, using: str):
-        with claim(using) as batch:
-            assert batch.messages == []
-            settle(using, batch)
 
     @pytest.mark.parametrize(
         ("error", "kept"),

@@ -25,8 +25,6 @@ CLAIMERS = 3
 
 locking = pytest.mark.parametrize("using", LOCKING)
 mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
-# MySQL cannot end a transaction that idles.
-ending = pytest.mark.parametrize("using", LOCKING)
 
 
 def claim_all(pipe: Connection, using: str) -> None:
@@ -120,15 +118,6 @@ def test_the_batch_of_a_killed_relay_is_claimed_by_another(using: str):
     assert all(message["attempts"] == 0 for message in rows(using).values())
 
 
-def test_an_open_claim_is_skipped_and_blocks_no_other_claim(using: str):
-    ids = write(using, 4)
-    with another_alias(using) as other, claim(using, limit=2), claim(other, limit=1) as second:
-        assert [message.id for message in second.messages] == [ids[2]]
-        with another_alias(other) as third:
-            (late,) = write(third)
-            assert claimed_ids(third) == [ids[3], late]
-
-
 @pytest.mark.parametrize("using", ["postgresql"])
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_claim_is_read_committed_whatever_the_isolation_level_of_the_alias(using: str, level: str):
@@ -160,7 +149,7 @@ def test_a_claim_blocks_no_insert_whatever_the_isolation_level_of_the_alias(usin
             write(impatient)
 
 
-@ending
+@locking
 def test_the_database_takes_a_batch_back_from_a_relay_that_hangs(using: str):
     ids = write(using, 2)
     with another_alias(using) as frozen:
@@ -176,19 +165,6 @@ def test_the_database_takes_a_batch_back_from_a_relay_that_hangs(using: str):
 @pytest.mark.parametrize("max_seconds", [1.0, 86_400 * 364.0])
 def test_any_claim_timeout_of_the_settings_is_accepted(using: str, max_seconds: float):
     assert claimed_ids(using, max_seconds=max_seconds) == []
-
-
-@pytest.mark.parametrize("using", ["mariadb"])
-def test_the_claim_timeout_is_not_left_on_the_connection(using: str):
-    def limit() -> int:
-        with connections[using].cursor() as cursor:
-            cursor.execute("SELECT @@SESSION.idle_transaction_timeout")
-            return int(cursor.fetchone()[0])
-
-    with claim(using, max_seconds=77.5):
-        assert limit() == 78
-    store_of(using).restore_session()
-    assert limit() == 0
 
 
 @pytest.fixture

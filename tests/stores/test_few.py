@@ -216,24 +216,23 @@ def test_on_mysql_a_first_claim_of_few_messages_adds_the_locks(using: str):
 
 
 @after_a_look
-@pytest.mark.parametrize(("key", "count"), [("a", FEW * FEW_OF_KEY), ("", FEW)], ids=["with a key", "without a key"])
-def test_many_messages_are_claimed_as_usual(using: str, key: str, count: int):
-    ids = write(using, count, key=key)
+@pytest.mark.parametrize(
+    ("written", "limits", "expected"),
+    [
+        ({"count": FEW * FEW_OF_KEY, "key": "a"}, {}, FEW * FEW_OF_KEY),
+        ({"count": FEW}, {}, FEW),
+        ({"count": 3, "payload": "x" * 1000}, {"max_bytes": 2000}, 2),
+        ({"count": 3}, {"limit": 2}, 2),
+    ],
+    ids=["many with a key", "many without a key", "large ones", "more than a batch"],
+)
+def test_many_or_large_messages_are_claimed_as_usual(
+    using: str, written: dict[str, Any], limits: dict[str, Any], expected: int
+):
+    ids = write(using, **written)
     with counted(using) as statements:
-        assert claimed_ids(using, cursor=expecting_few()) == ids
+        assert claimed_ids(using, cursor=expecting_few(), **limits) == ids[:expected]
     assert len(statements) > 3
-
-
-@after_a_look
-def test_large_messages_are_claimed_as_usual(using: str):
-    ids = write(using, 3, payload="x" * 1000)
-    assert claimed_ids(using, cursor=expecting_few(), max_bytes=2000) == ids[:2]
-
-
-@after_a_look
-def test_more_messages_than_a_batch_may_have_are_claimed_as_usual(using: str):
-    ids = write(using, 3)
-    assert claimed_ids(using, cursor=expecting_few(), limit=2) == ids[:2]
 
 
 @pytest.mark.parametrize("using", ["default"])

@@ -193,14 +193,3 @@ def test_the_admin_locks_nothing_that_a_relay_delivers_under_serializable(
                 settle(relay, batch, processed=ids[:1], retried=[(ids[1], "busy", 60.0)])
         finally:
             connections[using] = original
-
-
-@locking
-def test_a_message_held_after_its_claim_was_lost_is_not_claimed_alone(using: str):
-    (id,) = write(using, key="a")
-    with claim(using) as batch:
-        (message,) = batch.messages
-    OutboxMessage.objects.using(using).hold()
-    with store_of(using).claim_one("default", message, max_seconds=60) as again:
-        assert not again.messages
-    assert row(using, id).is_held

@@ -122,23 +122,18 @@ def test_only_the_row_that_cannot_be_read_fails_and_with_its_reason(
     assert {*scripted.published()} == {unkeyed[0], unkeyed[2], keyed[0], keyed[2]}
 
 
-@pytest.mark.parametrize("using", WITH_LARGE_NUMBERS)
-def test_a_payload_of_any_number_of_digits_is_delivered(running: Callable[..., Relay], using: str, scripted: Script):
+@pytest.mark.parametrize(
+    ("using", "text"), [*[(using, DIGITS) for using in WITH_LARGE_NUMBERS], (POSTGRESQL, DEEP)], ids=range(4)
+)
+def test_a_payload_of_any_number_of_digits_or_depth_is_delivered(
+    running: Callable[..., Relay], using: str, text: str, *, scripted: Script
+):
     (id,) = put(1, using)
-    overwrite(using, id, "payload", f"""'{{"n": {DIGITS}}}'""")
+    overwrite(using, id, "payload", f"'{text}'")
     running(using=using)
     eventually(lambda: processed(using) == {id})
     ((message,),) = scripted.batches
-    assert DIGITS.encode() in message.payload
-
-
-def test_a_payload_of_any_depth_is_delivered(running: Callable[..., Relay], scripted: Script):
-    (id,) = put(1, POSTGRESQL)
-    overwrite(POSTGRESQL, id, "payload", f"'{DEEP}'")
-    running(using=POSTGRESQL)
-    eventually(lambda: processed(POSTGRESQL) == {id})
-    ((message,),) = scripted.batches
-    assert message.payload == DEEP.encode()
+    assert message.payload == text.encode()
 
 
 MAXIMUM = {SQLITE: 2**63 - 1, POSTGRESQL: 2**31 - 1, MARIADB: 2**32 - 1, "mysql": 2**32 - 1}
@@ -157,15 +152,6 @@ def test_a_row_whose_attempts_are_at_the_maximum_is_settled(
     failed, error, _, attempts = outcome_of(using, ids[1])
     assert (failed, error, attempts) == (answer is not ACCEPTED, answer.error, 2**31 - 1)
     assert processed(using) == {*ids, *others} - ({ids[1]} if failed else set())
-
-
-def test_an_unreadable_row_whose_attempts_are_at_the_maximum_fails(using: str, running: Callable[..., Relay]):
-    (id,) = put(1, using)
-    overwrite(using, id, "attempts", str(MAXIMUM[using]))
-    overwrite(using, id, "headers", "'[]'")
-    running(using=using)
-    eventually(lambda: not pending(using))
-    assert outcome_of(using, id)[2:] == ("outbox.unreadable", 2**31 - 1)
 
 
 @pytest.mark.parametrize("attempts", ["'many'", "x'00ff'", "1e300", "2.5"])

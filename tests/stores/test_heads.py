@@ -10,18 +10,12 @@ from hypothesis import strategies as st
 
 from django_outbox.stores import claiming
 from django_outbox.stores.claiming import (
-    LAST_PARTITION,
     MAX_HEADS_INTERVAL,
-    SLOT_BITS,
-    SLOT_SIZE,
-    SLOTS,
     SPARED,
     ClaimQueries,
     Cursor,
     OwnedHeads,
-    Queued,
     Span,
-    choose,
     is_spared,
 )
 from tests.support.messages import Clock
@@ -63,10 +57,6 @@ class TestOwnPartitions:
     def test_a_listing_continues_after_the_last_partition_and_starts_over_at_the_end(self):
         table, cursor = Table(dict.fromkeys(range(1, 8), True)), Cursor(after=4)
         assert [self.find(table, cursor, 3) for _ in range(2)] == [[5, 6, 7], [1, 2, 3]]
-
-    def test_partitions_of_other_relays_are_skipped(self):
-        table = Table(dict.fromkeys(range(1, 8), True), locked={1, 2, 3})
-        assert self.find(table, Cursor(after=0), 2) == [4, 5]
 
     def test_one_free_slot_in_eight_is_left_to_other_relays(self):
         table, cursor = Table(dict.fromkeys(range(1, 17), True)), Cursor(after=0)
@@ -135,33 +125,3 @@ class TestOwnPartitions:
             clock.now = moment
             allowed.append(cursor.may_list_heads)
         assert allowed == [not pause, not pause, True]
-
-
-def queue(partition: int, *messages: tuple[int, bool, int]) -> list[Queued]:
-    return [Queued(partition, id, due, size) for id, due, size in messages]
-
-
-@pytest.mark.parametrize(
-    ("queues", "ids"),
-    [
-        ([], []),
-        (queue(1, (11, True, 1), (12, True, 1)), [11, 12]),
-        (queue(1, (11, False, 1), (12, True, 1)) + queue(2, (21, True, 1)), [21]),
-        (queue(1, (11, True, 1), (12, False, 1), (13, True, 1)) + queue(2, (21, True, 1)), [21, 11]),
-        (queue(1, (11, True, 1), (12, True, 1)) + queue(2, (21, True, 1), (22, True, 1)), [21, 22, 11, 12]),
-        (queue(1, (11, True, 900), (12, True, 900)) + queue(2, (21, True, 50), (22, True, 50)), [21, 22, 11]),
-        (queue(1, (11, True, 5000)), [11]),
-    ],
-    ids=["none", "one key", "head not due", "waiting in the middle", "by turns", "large messages", "one too large"],
-)
-def test_a_batch_takes_from_each_key_up_to_its_share_of_the_bytes(queues: list[Queued], ids: list[int]):
-    assert choose(queues, [2, 1], 960) == ids
-
-
-def test_every_partition_has_one_slot():
-    assert [partition >> SLOT_BITS for partition in (1, SLOT_SIZE - 1, SLOT_SIZE, LAST_PARTITION)] == [
-        0,
-        0,
-        1,
-        SLOTS - 1,
-    ]

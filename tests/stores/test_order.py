@@ -6,7 +6,6 @@ import pytest
 
 from django_outbox import OutboxMessage
 from django_outbox.db.fields import partition_of
-from django_outbox.retention import discard
 from django_outbox.stores import claiming
 from django_outbox.stores.claiming import LAST_PARTITION, MAX_HEADS_INTERVAL, SLOT_BITS, SPARED, Cursor
 from tests.conftest import ALIASES
@@ -23,10 +22,6 @@ def put_off(using: str, *ids: int) -> None:
 
 
 class TestClaim:
-    def test_a_key_is_claimed_from_its_oldest_message_on(self, using: str):
-        ids = write(using, 3, key="a")
-        assert claimed_ids(using, limit=2) == ids[:2]
-
     def test_messages_with_and_without_a_key_are_claimed_together(self, using: str):
         ids = [*write(using), *write(using, key="a"), *write(using)]
         assert sorted(claimed_ids(using)) == ids
@@ -43,53 +38,12 @@ class TestClaim:
         put_off(using, first)
         assert sorted(claimed_ids(using)) == [*other, *free]
 
-    def test_a_waiting_message_in_the_middle_blocks_later_messages_of_its_key(self, using: str):
-        a, b, _ = write(using, 3, key="a")
-        put_off(using, b)
-        assert claimed_ids(using) == [a]
-
-    def test_a_failed_message_in_the_middle_blocks_later_messages_of_its_key(self, using: str):
-        """An earlier message was requeued, or committed late."""
-        first, second, _ = write(using, 3, key="a")
-        with claim(using) as batch:
-            settle(using, batch, failed=[(first, "no", "", True), (second, "no", "", True)])
-        OutboxMessage.objects.using(using).filter(id=first).requeue()
-        assert claimed_ids(using) == [first]
-
-    def test_a_delayed_message_blocks_its_key(self, using: str):
-        write(using, key="a", delay=3600)
-        write(using, key="a")
-        assert claimed_ids(using) == []
-
     def test_a_failed_message_does_not_block_its_key_by_default(self, using: str):
         first, second = write(using, 2, key="a")
         with claim(using) as batch:
             settle(using, batch, failed=[(first, "no")])
         assert claimed_ids(using) == [second]
         assert not row(using, first).blocks_key
-
-    def test_a_failed_message_blocks_its_key_if_it_is_settled_so(self, using: str):
-        first, second = write(using, 2, key="a")
-        with claim(using) as batch:
-            settle(using, batch, failed=[(first, "no", "", True)])
-        assert claimed_ids(using) == []
-        assert row(using, first).blocks_key
-        assert OutboxMessage.objects.using(using).requeue() == 1
-        assert claimed_ids(using) == [first, second]
-
-    def test_discarding_the_message_that_blocks_a_key_unblocks_it(self, using: str):
-        first, second = write(using, 2, key="a")
-        with claim(using) as batch:
-            settle(using, batch, failed=[(first, "no", "", True)])
-        discard(OutboxMessage.objects.using(using).all())
-        assert claimed_ids(using) == [second]
-
-    def test_a_requeued_message_that_did_not_block_its_key_is_in_order_again(self, using: str):
-        first, second = write(using, 2, key="a")
-        with claim(using) as batch:
-            settle(using, batch, failed=[(first, "no")])
-        OutboxMessage.objects.using(using).requeue()
-        assert claimed_ids(using) == [first, second]
 
     def test_a_requeued_message_without_a_key_still_has_no_partition(self, using: str):
         (id,) = write(using)

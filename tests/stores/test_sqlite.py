@@ -14,10 +14,6 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.django_db
 
 
-class Undo(Exception):
-    pass
-
-
 def test_a_batch_with_an_expired_lease_is_claimed_again_and_its_first_relay_writes_nothing(
     caplog: pytest.LogCaptureFixture,
 ):
@@ -36,31 +32,6 @@ def test_a_batch_with_an_expired_lease_is_claimed_again_and_its_first_relay_writ
             settle("default", won, failed=[(first, "x")], processed=[second, third])
             assert caplog.text == ""
     assert row("default", first).status is Status.FAILED
-
-
-def test_a_relay_whose_lease_expired_gives_nothing_back_when_it_raises():
-    write("default")
-    lost = claim("default", max_seconds=0.05)
-    lost.__enter__()
-    eventually(lambda: OutboxMessage.objects.due().exists())
-    with claim("default"):
-        held = rows("default")
-        lost.__exit__(Undo, Undo(), None)
-        assert rows("default") == held
-
-
-def test_a_batch_that_is_not_settled_goes_back():
-    write("default", 2)
-    before = rows("default")
-    with claim("default"):
-        assert rows("default") != before
-    assert rows("default") == before
-
-
-def test_a_key_is_free_when_its_lease_has_expired():
-    ids = write("default", 2, key="a")
-    with claim("default", max_seconds=0.05):
-        eventually(lambda: claimed_ids("default") == ids)
 
 
 def test_a_settled_or_returned_batch_leaves_no_lease_behind():

@@ -183,16 +183,6 @@ class TestTimeline:
                 worker.work()
         assert not table.deliverable()
 
-    def test_the_first_sweep_finds_what_was_due_before(self):
-        clock = Clock()
-        table = Table(clock)
-        for number in range(1, 100):
-            table.write(number, -5.0 if number == 50 else 1000.0)
-        worker = Worker(table, clock)
-        worker.work()
-        assert table.last == 99
-        assert 50 not in table.messages
-
     def test_a_drain_ends_although_messages_behind_a_waiting_head_have_become_due(self):
         clock = Clock()
         table = Table(clock)
@@ -324,14 +314,6 @@ class TestWhatWaits:
         ids = [*OutboxMessage.objects.using(using).pending().order_by("id").values_list("id", flat=True)[:3]]
         OutboxMessage.objects.using(using).filter(pk__in=ids).retry_now()
         assert claimed_ids(using, cursor=cursor) == ids
-
-    def test_is_delivered_when_it_is_requeued(self, using: str, waiting: Clock):
-        put_waiting(using)
-        cursor = Cursor(clock=waiting)
-        wait_for_nothing(using, cursor)
-        (id,) = OutboxMessage.objects.using(using).failed().order_by("id").values_list("id", flat=True)[:1]
-        OutboxMessage.objects.using(using).filter(pk=id).requeue()
-        assert claimed_ids(using, cursor=cursor) == [id]
 
     def test_is_all_delivered_by_a_drain(self, using: str, waiting: Clock, scripted: Script):
         put_waiting(using)

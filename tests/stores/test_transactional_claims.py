@@ -8,6 +8,7 @@ from django.db import connections, transaction
 
 from django_outbox import OutboxMessage
 from django_outbox.messages import Message
+from django_outbox.models import HELD_BY_OPERATOR
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import claim, claimed_ids, row, settle, store_of, write
@@ -92,9 +93,14 @@ def test_a_message_can_be_claimed_again_by_itself(using: str, key: str):
         assert row(using, id).attempts == 1
 
 
-@pytest.mark.parametrize("change", [{"attempts": 1}, {"available_at": None, "failed_at": "2026-01-01 00:00Z"}])
-def test_a_message_that_has_changed_meanwhile_is_not_claimed_again(using: str, change: dict[str, Any]):
-    (id,) = write(using)
+@pytest.mark.parametrize("key", ["", "k"])
+@pytest.mark.parametrize(
+    "change",
+    [{"attempts": 1}, {"available_at": None, "failed_at": "2026-01-01 00:00Z"}, {"available_at": HELD_BY_OPERATOR}],
+    ids=["retried", "failed", "held"],
+)
+def test_a_message_that_has_changed_meanwhile_is_not_claimed_again(using: str, change: dict[str, Any], key: str):
+    (id,) = write(using, key=key)
     found = message(using, id)
     OutboxMessage.objects.using(using).filter(pk=id).update(**change)
     with claim_again(using, found) as batch:

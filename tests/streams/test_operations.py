@@ -35,18 +35,6 @@ def the(*ids: int) -> OutboxMessageQuerySet:
     return OutboxMessageQuerySet(OutboxMessage, using=PG).filter(pk__in=ids)
 
 
-def test_a_held_message_blocks_its_key_until_it_is_released(scripted: Script):
-    drain()
-    ids = put(6, PG, keys=2)
-    assert the(ids[2]).hold() == 1
-    assert the(ids[2]).hold() == 0
-    assert drain() == 4
-    assert scripted.published() == [ids[0], ids[1], ids[3], ids[5]]
-    assert the(ids[2]).retry_now() == 1
-    assert drain() == 2
-    assert scripted.published()[4:] == [ids[2], ids[4]]
-
-
 def test_a_message_that_is_released_before_its_turn_waits_for_the_earlier_ones_of_its_key(scripted: Script):
     drain()
     ids = put(4, PG, keys=1)

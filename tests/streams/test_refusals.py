@@ -184,19 +184,6 @@ def test_a_message_of_a_paused_type_that_cannot_be_held_stops_no_other(scripted:
     assert held not in scripted.published()
 
 
-def test_more_refused_rows_than_a_batch_stop_no_other(scripted: Script):
-    scripted.answer = lambda message: rejected("wrong") if message.id <= ids[-1] else ACCEPTED
-    ids = put(12, PG)
-    with (
-        streaming(SCRIPTED, BATCH_SIZE=5),
-        refusing(PG, f"OLD.id <= {ids[-1]}"),
-        running_relay(using=PG, limits=QUICK),
-    ):
-        for _ in range(3):
-            require(put(7, PG, first=20))
-    assert max(Counter(scripted.published()).values()) <= 2
-
-
 def test_more_refused_rows_than_a_listing_reads_stop_no_other(scripted: Script):
     ids: list[int] = []
     scripted.answer = lambda message: rejected("wrong") if message.id in ids[3:9] else ACCEPTED

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.retention.purge import purge
@@ -93,13 +93,6 @@ def test_an_idle_worker_lists_again_after_a_while(scripted: Script):
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT"]
 
 
-def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on(scripted: Script):
-    put(6, PG, keys=2)
-    scripted.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
-    assert drain() == 5
-    assert [row["error"] for row in rows(PG).values() if row["failed_at"]] == ["wrong"]
-
-
 def test_a_message_that_is_put_off_waits_in_the_table_with_the_later_ones_of_its_key(scripted: Script):
     ids = put(6, PG, keys=2)
     scripted.answer = lambda message: retry_later("full") if message.payload == b"0" else ACCEPTED
@@ -123,6 +116,16 @@ def test_an_outage_leaves_the_messages_in_the_stream(scripted: Script):
     assert versions() == before
     scripted.reset()
     assert drain() == 3
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_a_test_that_never_commits_sees_its_own_messages_delivered(scripted: Script):
+    ids = put(2, PG, keys=1)
+    assert drain() == 2
+    ids += write(PG, 2, key="k0")
+    assert drain() == 2
+    assert drain() == 0
+    assert scripted.published() == ids
 
 
 def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scripted: Script):

@@ -8,12 +8,12 @@ import pytest
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status, StreamPosition
 from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
 from tests.streams.sources import PG, deliver, drain, new_source
-from tests.support.messages import put, write
+from tests.support.messages import write
 from tests.support.pgbouncer import behind_pgbouncer
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.waiting import eventually
@@ -39,18 +39,6 @@ def test_an_event_for_a_stream_and_a_table_is_delivered_to_both(scripted: Script
             enqueue("t", 1, key="k", using=PG)
         assert drain() == 3
         assert {message.status for message in OutboxMessage.objects.using(PG)} == {Status.PROCESSED}
-
-
-def test_a_transaction_of_many_pages_is_delivered_once_and_in_its_order(scripted: Script):
-    ids = []
-    with transaction.atomic(using=PG):
-        for start in range(0, 25_000, 5000):
-            made = [OutboxMessage(type="t", payload=n, key=f"k{n % 7}") for n in range(start, start + 5000)]
-            enqueue_many(made, using=PG)
-        ids = sorted(OutboxMessage.objects.using(PG).values_list("id", flat=True))
-    late = put(1, PG, key="k0")
-    assert drain() == 25_001
-    assert scripted.published() == ids + late
 
 
 @pytest.fixture
