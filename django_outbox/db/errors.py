@@ -56,10 +56,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def shows_conflict(error: BaseException) -> bool:
-    """Return whether an error, or one behind it, reports a conflict with another transaction.
-
-    Conflicts are deadlocks, serialization failures, and locks that were not available.
-    """
+    """Return whether an error, or one behind it, is a deadlock, a serialization failure, or a lock in use."""
     seen: BaseException | None = error
     while seen is not None:
         is_busy = isinstance(seen, DatabaseError) and (_code(seen) in CONFLICTS or str(seen).startswith(BUSY))

@@ -361,11 +361,7 @@ class PostgreSQLStore(LockingStore):
     def fetch_prepared(
         self, statements: Mapping[str, str], name: str, arguments: Sequence[Any]
     ) -> list[tuple[Any, ...]] | None:
-        """Execute a prepared statement without a transaction and return its rows; None if the session keeps none.
-
-        Args:
-            statements: those to prepare, as `prepare` takes them.
-        """
+        """Execute a prepared statement without a transaction and return its rows; None if the session keeps none."""
         if not prepare(self, statements):
             return None
         driver = self.connection.connection
@@ -404,14 +400,8 @@ class PostgreSQLStore(LockingStore):
     ) -> tuple[Backend, list[list[Any]]] | None:
         """Begin the transaction of a claim and execute prepared statements in it, with one round trip.
 
-        The transaction ends with the stack.
-
-        Args:
-            statements: `PREPARED_BEGIN` and those of the calls, as `prepare` takes them.
-            calls: the names of statements that return rows, and their arguments.
-
-        Returns:
-            The process of the server and the rows of each call; None if the session has not kept the statements.
+        The transaction ends with the stack. `statements` are `PREPARED_BEGIN` and those of the calls. Return the
+        process of the server and the rows of each call; None if the session has not kept the statements.
         """
         if not prepare(self, statements):
             return None

@@ -64,12 +64,7 @@ def _keeps_statements(connection: BaseDatabaseWrapper) -> bool:
 def execute(
     connection: BaseDatabaseWrapper, first: str, *calls: tuple[str, Sequence[Any]]
 ) -> list[list[tuple[Any, ...]]]:
-    """Execute prepared statements together after a first one, and return the rows of each.
-
-    Args:
-        first: a statement without arguments.
-        calls: the names of prepared statements that return rows, and their arguments.
-    """
+    """Execute prepared statements, by name and arguments, together after a first one; return the rows of each."""
     texts = [first, *(f"EXECUTE {name}({', '.join(['%s'] * len(arguments))})" for name, arguments in calls)]
     found = []
     with connection.cursor() as session:

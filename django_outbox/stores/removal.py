@@ -79,11 +79,7 @@ class Removal(abc.ABC):
         self.connection = store.connection
 
     def transaction(self, max_seconds: float) -> AbstractContextManager[object]:
-        """Hold the locks until the end of the block, which commits. The caller's transaction is used if there is one.
-
-        Args:
-            max_seconds: idle time after which the database ends the transaction, if it can.
-        """
+        """Hold the locks until the end of the block, which commits unless it is in the caller's transaction."""
         # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the archive.
         return self.store.transaction(max_seconds, transactional=True)
 

@@ -121,15 +121,7 @@ class LogReader:
         return (result.get_value(0, 0) or b"").decode(), int(result.get_value(0, 1) or 0)
 
     def start(self, slot: str, table: int) -> None:
-        """Create the slot, and read from there on. This waits until all transactions that are open now have ended.
-
-        Args:
-            table: the OID of the table of messages.
-
-        Raises:
-            SlotInUse: another connection has it.
-            LogUnavailable: the server refuses.
-        """
+        """Create the slot, and read from there on. This waits until all transactions that are open now have ended."""
         self._table = table
         if self._connection.info.server_version >= 170_000:
             # It would end the connection while a large transaction is read. Older versions do not know it.
@@ -139,14 +131,7 @@ class LogReader:
         self._run(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 ({options})")
 
     def read(self, seconds: float, max_bytes: int) -> list[Transaction]:
-        """Return transactions in the order of their commits; none if none is committed for that many seconds.
-
-        Args:
-            max_bytes: bytes of messages to read at once, approximately.
-
-        Raises:
-            LogUnavailable: the connection is lost, the server has ended it, or a row cannot be read.
-        """
+        """Return transactions in the order of their commits; none if none is committed for that many seconds."""
         committed = self._read_received(max_bytes)
         if not committed:
             self._wait(seconds)

@@ -275,13 +275,7 @@ class Listing:
 
 
 class Waiting(NamedTuple):
-    """The messages of a stream that are not delivered.
-
-    Args:
-        number: how many were counted.
-        more: whether there may be more.
-        oldest: the time at which the oldest was enqueued.
-    """
+    """The messages of a stream that are not delivered, as far as they were counted."""
 
     number: int = 0
     more: bool = False
@@ -297,11 +291,7 @@ class Stream:
         self._relay = relay
 
     def lock(self, address: str) -> StoredPosition | None:
-        """Lock the position until the transaction ends; return None if another relay has it, or if there is none.
-
-        Args:
-            address: where its row was last; it is searched if it has moved.
-        """
+        """Lock the position until the transaction ends; return None if another relay has it, or if there is none."""
         rows = self._store.fetch(LOCK, [self._publisher, address]) if address else []
         rows = rows or self._store.fetch(FIND_AND_LOCK, [self._publisher])
         return StoredPosition(*rows[0]) if rows else None
@@ -373,11 +363,7 @@ class Stream:
         return self._store.fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
 
     def move(self, position: StoredPosition) -> StoredPosition:
-        """Store a position, which this transaction has locked, and return it with its new address.
-
-        Raises:
-            IntegrityError: it is unchanged.
-        """
+        """Store a position, which this transaction has locked, and return it with its new address."""
         values = [
             position.server,
             position.passed,
@@ -453,18 +439,18 @@ class Stream:
         """Return the identifier of the server, which numbers the transactions."""
         return str(self._store.fetch(FIND_SERVER)[0][0])
 
-    def settle_in_table(self, position: StoredPosition, limit: int) -> tuple[int, int, int]:
-        """Give streamed messages the state in the table that the position has given them.
+    def settle_in_table(self, position: StoredPosition, limit: int) -> int:
+        """Give streamed messages the state in the table that the position has given them, pending ones first.
 
-        Return how many have become pending, which come first, and how many processed, and the number of messages in the
-        table that have lost the numbers of their transactions. One of them is above 0 until all is done.
+        Then messages in the table lose the numbers of their transactions. Return the number of messages that were
+        changed; 0 if all is done.
         """
         of_restored = [self._publisher, *position.of_restored, limit]
-        if pending := self._store.execute(self._with_sequence(RESTORED_TO_TABLE), of_restored):
-            return pending, 0, 0
-        if processed := self._store.execute(self._with_sequence(BEHIND_TO_TABLE), of_restored):
-            return 0, processed, 0
-        return 0, 0, self._store.execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2)
+        return (
+            self._store.execute(self._with_sequence(RESTORED_TO_TABLE), of_restored)
+            or self._store.execute(self._with_sequence(BEHIND_TO_TABLE), of_restored)
+            or self._store.execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2)
+        )
 
     def _with_sequence(self, sql: str, *, optional: bool = False) -> str:
         """Name the sequence of ids, or none if there is none; with `optional`, neither if this role may not read it."""

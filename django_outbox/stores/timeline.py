@@ -56,13 +56,7 @@ class Fresh(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of a sweep.
-
-    Args:
-        due: the partitions with a due head.
-        until: the last partition that was listed.
-        rows: the number of index entries that were read.
-    """
+    """A piece of a sweep: the partitions with a due head, the last one that was listed, and the entries read."""
 
     due: list[int]
     until: int

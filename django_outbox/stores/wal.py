@@ -55,8 +55,6 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN count(*) > 0 END,
 FROM pg_replication_slots WHERE slot_name = %s
 """
 
-HAS_READER = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)"
-
 FIND_TABLE = "SELECT '{table}'::regclass::oid::bigint, current_database()"
 
 # It has no columns if it lacks some of the rows that are inserted into the table.
@@ -150,10 +148,7 @@ class LogQueries:
         """
         calls = (
             ("outbox_lock_position", [self._publisher, position.address]),
-            (
-                "outbox_inspect",
-                [self._publisher, array(ids)],
-            ),
+            ("outbox_inspect", [self._publisher, array(ids)]),
         )
         with ExitStack() as opened:
             begun = self._store.begin_prepared(opened, CLAIM, max_seconds, *calls)
@@ -167,7 +162,8 @@ class LogQueries:
 
     def has_reader(self, slot: str) -> bool:
         """Return whether a relay reads the log through this slot, or is about to."""
-        return bool(self._store.fetch(HAS_READER, [slot])[0][0])
+        ((is_read, _),) = self._store.fetch(READER, [slot])
+        return bool(is_read)
 
     def find_table(self) -> tuple[int, str]:
         """Return the OID of the table of messages, and the name of the slot of this publisher's log.

@@ -36,13 +36,7 @@ WHERE pg_class.oid = '{table}'::regclass
 
 
 class Obstacle(NamedTuple):
-    """Something that prevents that the log is read.
-
-    Attributes:
-        problem: the end of a sentence that begins with the name of the database.
-        remedy: a sentence.
-        check: the number of the system check.
-    """
+    """Something that prevents that the log is read; `problem` follows the name of the database in a sentence."""
 
     problem: str
     remedy: str

@@ -64,7 +64,6 @@ class Feed:
     Args:
         table: the OID of the table of messages.
         max_bytes: maximum memory of the messages that wait; with more, the feed ends.
-        wake: is called when transactions have arrived, and when the feed ends.
         read_time: seconds until an idle reader checks whether the feed is closed.
 
     Attributes:
@@ -252,11 +251,7 @@ class Brought(NamedTuple):
 
 
 class LogFollower:
-    """Brings the messages of one publisher's stream as they are committed.
-
-    Args:
-        wake: wakes workers by the names of their wake-ups.
-    """
+    """Brings the messages of one publisher's stream as they are committed, and wakes its worker."""
 
     def __init__(self, table: TableSource, wake: Callable[[Iterable[str]], None], limits: Limits = LIMITS) -> None:
         self._table = table

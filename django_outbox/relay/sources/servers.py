@@ -33,7 +33,6 @@ class ServerCheck:
         self._table = table
         self._server = ""
         self._check_at = 0.0
-        self._pending = self._processed = 0  # messages of the copied position that are settled
 
     def begin_session(self) -> None:
         self.is_checked = False
@@ -55,10 +54,7 @@ class ServerCheck:
         self._check_at = time.monotonic() + CHECK_INTERVAL
         server = stream.find_server()
         if position.server and position.server != server:
-            pending, processed, others = stream.settle_in_table(position, RECOVERED)
-            self._pending += pending
-            self._processed += processed
-            if pending or processed or others:
+            if stream.settle_in_table(position, RECOVERED):
                 return None
             self._report()
             position = replace(position, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
@@ -71,12 +67,9 @@ class ServerCheck:
     def _report(self) -> None:
         logger.warning(
             "Publisher %(publisher)r: the position of its stream was copied from another server to database "
-            "%(database)r. %(pending)d messages that it had not passed are due in the table; %(processed)d are marked "
-            "as processed. Messages that the other server's relay delivered after the copy are sent again.",
+            "%(database)r. Messages that it had not passed are due in the table; the others are marked as processed. "
+            "Messages that the other server's relay delivered after the copy are sent again.",
             event="relay.position_copied",
             publisher=self._table.publisher_alias,
             database=self._table.using,
-            pending=self._pending,
-            processed=self._processed,
         )
-        self._pending = self._processed = 0
