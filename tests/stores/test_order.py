@@ -45,6 +45,15 @@ class TestClaim:
         assert claimed_ids(using) == [second]
         assert not row(using, first).blocks_key
 
+    def test_a_failed_message_blocks_its_key_if_it_is_settled_so(self, using: str):
+        first, second = write(using, 2, key="a")
+        with claim(using) as batch:
+            settle(using, batch, failed=[(first, "no", "", True)])
+        assert claimed_ids(using) == []
+        assert row(using, first).blocks_key
+        assert OutboxMessage.objects.using(using).requeue() == 1
+        assert claimed_ids(using) == [first, second]
+
     def test_a_requeued_message_without_a_key_still_has_no_partition(self, using: str):
         (id,) = write(using)
         with claim(using) as batch:

@@ -46,16 +46,6 @@ def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
     assert (stream.relay, stream.owned, stream.standbys) == (name_process(), False, (STANDBY,))
 
 
-def test_messages_that_are_newer_than_a_page_in_progress_count_as_well():
-    put(5, PG)
-    deliver(new_source(PG, listed=2), 2)
-    assert StreamPosition.objects.using(PG).get().page
-    put(2, PG)
-    result = read_status(PG)
-    assert result.streams[0].waiting == result.publishers[0].due == Count(5)
-    assert result.publishers[0].oldest_due is not None
-
-
 def test_a_stream_costs_the_status_four_statements_more():
     put(3, PG)
     deliver(new_source(PG))
