@@ -49,7 +49,6 @@ def test_the_properties_describe_the_message(broker: Broker, make_publisher: Mak
     assert properties.content_type == "application/json"
     assert properties.content_encoding == "utf-8"
     assert properties.delivery_mode == 2
-    assert properties.correlation_id == "abc"
     assert properties.headers == {"correlation_id": "abc", "source": "web", "outbox-key": "order-1"}
 
 
@@ -89,17 +88,6 @@ def test_a_float_that_postgresql_returns_as_an_integer_is_sent_as_a_float(
     with kombu.Connection(settings.AMQP_URL) as connection:
         channel: Any = connection.default_channel
         assert channel.basic_get(queue, no_ack=True).headers == {"n": number}
-
-
-@pytest.mark.parametrize("value", ["x" * 256, 5, ["a"]], ids=["long", "number", "list"])
-def test_a_correlation_id_that_is_not_a_short_string_stays_a_header(
-    broker: Broker, make_publisher: MakePublisher, value: Any
-):
-    queue = broker.queue()
-    assert make_publisher().publish([make_message(queue, headers={"correlation_id": value})]) == [ACCEPTED]
-    (received,) = broker.take(queue)
-    assert received.properties.correlation_id is None
-    assert received.properties.headers == {"correlation_id": value}
 
 
 # Outcomes

@@ -108,21 +108,14 @@ class RabbitMQEncoder:
     def __init__(self, *, exchange: str, mandatory: bool) -> None:
         content = short_string("content_type", "application/json") + short_string("content_encoding", "utf-8")
         flags = sum(FLAGS[name] for name in SENT)
-        self._flags = flags.to_bytes(2, "big") + content
-        self._flags_with_correlation_id = (flags | FLAGS["correlation_id"]).to_bytes(2, "big") + content
+        self._start = flags.to_bytes(2, "big") + content
         # There are usually few types and topics.
         self._method = lru_cache(maxsize=1000)(partial(encode_publish, exchange, mandatory=mandatory))
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
         """Encode a message. A key that is not empty is sent in the header `outbox-key`."""
-        flags, headers, correlation_id = self._flags, b"", b""
-        if message.headers:
-            headers = encode_headers(message.headers)
-            value = message.headers.get("correlation_id")
-            if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
-                flags = self._flags_with_correlation_id
-                correlation_id = short_string("headers['correlation_id']", value)
+        headers = encode_headers(message.headers) if message.headers else b""
         if message.key:
             key = message.key.encode()
             headers += _KEY_NAME + b"S" + len(key).to_bytes(4, "big") + key
@@ -131,11 +124,10 @@ class RabbitMQEncoder:
         except (struct.error, OverflowError):
             raise Unencodable("occurred_at is before 1970, which an AMQP timestamp cannot represent") from None
         properties = (
-            flags,
+            self._start,
             len(headers).to_bytes(4, "big"),
             headers,
             _PERSISTENT,
-            correlation_id,
             _MESSAGE_ID_LENGTH,
             message.message_id.encode(),
             timestamp,

@@ -6,15 +6,12 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 from django_outbox.brokers.network_errors import explain_network
 
 # The reply code, a part of the reply text in lower case, and the remedy.
-_QUEUE_REMEDIES = (
+_REMEDIES = (
     (404, "no queue", "declare the queue, or correct the option queue"),
     (403, "in exclusive use", "another consumer reads it exclusively"),
     (403, "access to queue", "give the user of the url permission to read the queue"),
     (406, "queue type rabbit_stream_queue", "it is a stream; read a classic queue or a quorum queue instead"),
     (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
-)
-
-_EXCHANGE_REMEDIES = (
     (404, "no exchange", "declare it, or set declare_exchange"),
     (403, "access to topic", "give the user of the url topic permission for this routing key"),
     (403, "refused for user", "give the user of the url permission to write to the exchange"),
@@ -49,7 +46,7 @@ def explain(error: BaseException) -> str:
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
         text = f"{error.reply_code} {error.reply_text}"
         reply = text.lower() if isinstance(error, exceptions.ChannelClosed) else ""
-        for code, part, remedy in (*_QUEUE_REMEDIES, *_EXCHANGE_REMEDIES):
+        for code, part, remedy in _REMEDIES:
             if reply.startswith(str(code)) and part in reply:
                 return f"{text}: {remedy}"
     else:

@@ -13,6 +13,7 @@ from django_outbox.brokers.options import (
     STALL_SHARE,
     UrlOption,
     read_ssl,
+    require_choice,
     require_flag,
     require_printable,
     require_seconds,
@@ -25,9 +26,6 @@ EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 
 PARAMETERS = ("heartbeat", "frame_max", "channel_max", "locale", "tcp_options", "client_properties")
 """Parameters of pika's URLs that are used. Options replace the others."""
-
-MIN_FRAME_MAX = 8192
-"""Minimum frame size in bytes that RabbitMQ 4 accepts."""
 
 HEARTBEAT = 30
 """Interval of AMQP heartbeats in seconds, unless the URL sets it."""
@@ -77,12 +75,8 @@ class PublishingOptions(RabbitMQOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_short_string("exchange", self.exchange)
-        declared = self.declare_exchange
-        if declared is not None and declared not in EXCHANGE_TYPES:
-            raise ImproperlyConfigured(
-                f"declare_exchange is {declared!r}; it must be None or one of {', '.join(EXCHANGE_TYPES)}."
-            )
-        if declared is not None and not self.exchange:
+        require_choice("declare_exchange", self.declare_exchange, (None, *EXCHANGE_TYPES))
+        if self.declare_exchange is not None and not self.exchange:
             raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
         require_flag("mandatory", self.mandatory)
         validate_format(self.format, self.source)
@@ -110,11 +104,6 @@ def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
         parameters = pika.URLParameters(url)
     except Exception as error:
         raise ImproperlyConfigured(f"url has a query that cannot be read: {error}.") from None
-    if parameters.frame_max < MIN_FRAME_MAX:
-        raise ImproperlyConfigured(
-            f"url sets frame_max to {parameters.frame_max}; RabbitMQ 4 refuses less than {MIN_FRAME_MAX}. "
-            f"Leave it out, or set it to {MIN_FRAME_MAX} or more."
-        )
     if "heartbeat" not in query:
         parameters.heartbeat = HEARTBEAT
     return parameters

@@ -36,8 +36,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     unanswered, and the next call of `publish` reconnects.
 
     The routing key is the message's topic, or its type if the topic is empty. The properties are `message_id`, `type`,
-    `timestamp` (`occurred_at`), `content_type`, `content_encoding`, `delivery_mode`, the headers, with the key in
-    `outbox-key`, and `correlation_id` if there is a header of that name whose value is a string.
+    `timestamp` (`occurred_at`), `content_type`, `content_encoding`, `delivery_mode` and the headers, with the key in
+    `outbox-key`.
 
     Args:
         alias: the publisher's name in the settings.
