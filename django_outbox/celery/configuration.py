@@ -38,18 +38,11 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
         for name, alias in _find_aliases(app):
             users.setdefault(alias, name)
     for alias, name in users.items():
-        text = f"{name} uses the publisher {alias!r}, which"
-        if alias not in settings.publishers:
+        if alias not in publishers:
             yield SettingsProblem(
                 "E030",
-                f"{text} is not in OUTBOX['PUBLISHERS'].",
-                f"Add it: {alias!r}: {ENTRY}. Or set outbox_publisher of the task or the app to one that exists.",
-            )
-        elif alias not in publishers:
-            yield SettingsProblem(
-                "E031",
-                f"{text} is not a CeleryPublisher.",
-                f"Set outbox_publisher of the task or the app to the alias of one, or change the entry: {ENTRY}.",
+                f"{name} uses the publisher {alias!r}, which is not a CeleryPublisher in OUTBOX['PUBLISHERS'].",
+                f"Add one: {alias!r}: {ENTRY}. Or set outbox_publisher of the task or the app to one that exists.",
             )
     for app in apps:
         module, name = _find_late_import(app, by_path)

@@ -66,9 +66,9 @@ def test_e030_the_app_class_names_a_publisher_that_is_missing(monkeypatch: pytes
     assert problem.msg.startswith("The Celery app 'shop' uses the publisher 'emails'")
 
 
-def test_e031_the_publisher_is_another_one():
+def test_e030_the_publisher_is_another_one():
     (problem,) = found({**DEFAULT, "celery": DEFAULT["default"]})
-    assert problem.id == "django_outbox.E031"
+    assert problem.id == "django_outbox.E030"
 
 
 @pytest.mark.parametrize("path", ["nowhere:app", "..shop:app"])

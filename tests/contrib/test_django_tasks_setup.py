@@ -94,9 +94,9 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
     [
         ({"databse": "x"}, "E061", "unknown key 'databse'. Did you mean database?"),
         ({"database": "elsewhere"}, "E061", "['database'] is 'elsewhere'. It must be a key of DATABASES"),
-        ({"publisher": "nowhere"}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
-        ({"publisher": 7}, "E062", "is 7"),
-        ({"publisher": "default"}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),
+        ({"publisher": "nowhere"}, "E061", "['publisher'] is 'nowhere'. It must be the alias of a HandlersPublisher"),
+        ({"publisher": 7}, "E061", "['publisher'] is 7"),
+        ({"publisher": "default"}, "E061", "['publisher'] is 'default'. It must be the alias of a HandlersPublisher"),
     ],
 )
 def test_a_mistake_in_the_options_is_a_check_and_an_error_of_enqueue(

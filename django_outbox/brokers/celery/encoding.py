@@ -6,7 +6,6 @@ JSON values, because a database may reorder the keys of an object and write 1e16
 
 import base64
 import binascii
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,37 +62,20 @@ class TaskMessage(Message):
     properties: Mapping[str, Any]
 
 
-def unpack(message: Message, now: datetime.datetime) -> TaskMessage:
-    """Return the task message that a claimed message holds.
-
-    It lives until the task expires. A task that has expired already has no such limit, so that a worker receives it
-    and records that it was revoked.
-    """
+def unpack(message: Message) -> TaskMessage:
+    """Return the task message that a claimed message holds."""
     if not (message.headers.get("task") and message.headers.get("id")):
         raise NotATask("its headers have no task and id")
     try:
         payload = json.loads(message.payload)
         body = payload["body"]
         encoded = base64.b64decode(body, validate=True) if payload.get("base64") else body.encode()
-        properties = payload["properties"]
         task = TaskMessage(*message[:5], encoded, *message[6:])
         task.content_type = payload.get("content_type", CONTENT_TYPE)
         task.content_encoding = payload.get("content_encoding", CONTENT_ENCODING)
         task.exchange = payload.get("exchange", "")
         task.queues = payload.get("queues", ())
-        if expires := message.headers.get("expires"):
-            properties = {**properties, **_time_to_live(expires, now)}
-        task.properties = properties
+        task.properties = payload["properties"]
     except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
         raise NotATask(f"its payload cannot be read ({type(error).__name__})") from error
     return task
-
-
-def _time_to_live(expires: str, now: datetime.datetime) -> dict[str, str]:
-    """Return the property `expiration`, in milliseconds, if the task has not expired."""
-    # Before Python 3.11, `fromisoformat` does not read the suffix Z.
-    until = datetime.datetime.fromisoformat(expires.replace("Z", "+00:00"))
-    if until.tzinfo is None:
-        return {}
-    milliseconds = int((until - now).total_seconds() * 1000)
-    return {"expiration": str(milliseconds)} if milliseconds > 0 else {}

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from celery import Celery
@@ -197,8 +196,7 @@ class CeleryPublisher(Publisher):
         return self._broker.prepare()
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        now = datetime.now(timezone.utc)
-        call = EncodedCall(messages, lambda message: unpack(message, now), carrier="Celery", error_class="celery")
+        call = EncodedCall(messages, unpack, carrier="Celery", error_class="celery")
         if not call.encoded:
             return call.complete()
         try:

@@ -67,12 +67,9 @@ FLAGS = {name: 0x8000 >> index for index, name in enumerate(NAMES)}
 NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B"), "timestamp": struct.Struct(">Q")}
 """The properties that are numbers. All others are short strings, except the headers."""
 
-SENT = ("content_type", "content_encoding", "headers", "delivery_mode", "message_id", "timestamp", "type")
-"""The properties that each message of `RabbitMQPublisher` has."""
-
+_SENT = ("content_type", "content_encoding", "headers", "delivery_mode", "message_id", "timestamp", "type")
+# Messages survive a restart of the broker in durable queues.
 _PERSISTENT = b"\x02"
-"""The delivery mode of messages that survive a restart of the broker in durable queues."""
-
 _MESSAGE_ID_LENGTH = b"\x24"
 
 DELIVERY_COUNT = "x-delivery-count"
@@ -103,11 +100,9 @@ def as_event(message: Message, source: str) -> Message:
 
 
 class RabbitMQEncoder:
-    """Encodes messages for one exchange, by the options of the publisher."""
-
     def __init__(self, *, exchange: str, mandatory: bool) -> None:
         content = short_string("content_type", "application/json") + short_string("content_encoding", "utf-8")
-        flags = sum(FLAGS[name] for name in SENT)
+        flags = sum(FLAGS[name] for name in _SENT)
         self._start = flags.to_bytes(2, "big") + content
         # There are usually few types and topics.
         self._method = lru_cache(maxsize=1000)(partial(encode_publish, exchange, mandatory=mandatory))
@@ -137,7 +132,6 @@ class RabbitMQEncoder:
 
 
 def encode_publish(exchange: str, routing_key: str, *, mandatory: bool) -> bytes:
-    """Return `basic.publish` with its arguments."""
     # pika's own error for a name that is too long mentions neither the part nor the limit.
     short_string("the exchange", exchange)
     short_string("the routing key (topic, or type)", routing_key)
@@ -254,7 +248,6 @@ _KEY_NAME = _header_name(KEY)
 
 
 def read_delivery(delivery: Delivered) -> Incoming:
-    """Return a message as the inbox reads it."""
     problem = ""
     try:
         properties = decode_properties(delivery.properties)
@@ -305,7 +298,6 @@ def decode_properties(data: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=100)
 def _fields(flags: bytes) -> list[tuple[str, struct.Struct | None]]:
-    """Return the names of the properties with these flags, and how they are read if they are numbers."""
     # Most senders set the same properties in all messages.
     bits = int.from_bytes(flags, "big")
     return [(name, NUMBERS.get(name)) for name, flag in FLAGS.items() if bits & flag]

@@ -21,41 +21,33 @@ from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapte
 from pika.frame import Heartbeat
 
 METHOD, HEADER, BODY = 1, 2, 3
-"""The frame types that carry a message. The highest type that exists is `MAX_FRAME_TYPE`, a heartbeat."""
-
 MAX_FRAME_TYPE = 8
-
-FRAME_END = 0xCE
-"""The last byte of every frame."""
+"""The highest frame type that exists, a heartbeat."""
 
 FRAME_START = struct.Struct(">BHI")
-"""The start of every frame: type, channel and size of its content."""
+"""Type, channel and size of the content. `FRAME_END` follows the content."""
 
-BASIC, ACK, NACK = 60, 80, 120
-"""The class `basic`, and the methods by which the broker confirms or refuses messages."""
+FRAME_END = 0xCE
+
+BASIC = 60
+"""The class of the methods `DELIVER`, and `ACK` and `NACK`, by which the broker confirms or refuses messages."""
+
+DELIVER, ACK, NACK = 60, 80, 120
 
 CONFIRM = struct.Struct(">BHIHHQBB")
 """A whole frame with `basic.ack` or `basic.nack`: type, channel, size, class, method, delivery tag, flags and end."""
 
 CONFIRM_SIZE = CONFIRM.size - FRAME_START.size - 1
-"""Bytes of such a frame's content."""
-
-DELIVER = 60
-"""The method of the class `basic` with which the broker delivers a message."""
+MULTIPLE = 1
+"""The flag of a confirm that covers all messages up to its delivery tag."""
 
 METHOD_START = struct.Struct(">HH")
-"""The start of a method: class and method."""
-
 DELIVERY = METHOD_START.pack(BASIC, DELIVER)
-
 HEADER_START = struct.Struct(">HHQ")
-"""The start of a header: class, weight and body size."""
+"""Class, weight and body size."""
 
 TAG = struct.Struct(">QB")
 """Delivery tag, and whether the message was delivered before."""
-
-MULTIPLE = 1
-"""The flag of a confirm that covers all messages up to its delivery tag."""
 
 HEADER_FRAME_OVERHEAD = 20
 """Bytes of a header frame without the message's properties: frame start and end, class, weight and body size."""
@@ -326,7 +318,7 @@ class WireServices(SelectorIOServicesAdapter):
 
 
 def _read_method(content: bytes) -> tuple[int, bytes]:
-    """Return the delivery tag and the routing key: the consumer's tag comes first, and the exchange between them."""
+    # The consumer's tag comes before the delivery tag, and the exchange between it and the routing key.
     position = METHOD_START.size
     position += 1 + content[position]
     tag, _ = TAG.unpack_from(content, position)

@@ -4,6 +4,7 @@ It is imported wherever a task is defined, so it imports no models.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from django.apps import apps
@@ -46,13 +47,11 @@ def find_problems(backend: BackendOptions) -> Iterator[SettingsProblem]:
             f"{where} uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
             f"Add {APP!r} to INSTALLED_APPS, next to 'django_outbox', and run manage.py migrate.",
         )
-    where = f"{where}['OPTIONS']"
     try:
-        read_keys(backend.values, _READERS, [])
+        read_keys({"publisher": DEFAULT_PUBLISHER, **backend.values}, _READERS, [])
     except Mistakes as error:
         for mistake in error.found:
-            yield SettingsProblem("E061", f"{where}{mistake.message}", mistake.hint)
-    yield from _check_publisher(f"{where}['publisher']", backend.values.get("publisher", DEFAULT_PUBLISHER))
+            yield SettingsProblem("E061", f"{where}['OPTIONS']{mistake.message}", mistake.hint)
 
 
 def _database(value: object) -> object:
@@ -61,33 +60,15 @@ def _database(value: object) -> object:
     return value
 
 
-_READERS: dict[str, Reader] = {
-    "database": _database,
-    # `_check_publisher` checks it.
-    "publisher": lambda value: value,
-}
-
-
-def _check_publisher(where: str, alias: object) -> Iterator[SettingsProblem]:
-    try:
-        publishers = get_settings().publishers
-    except ImproperlyConfigured:
-        # Reported by the checks of OUTBOX.
-        return
-    if not isinstance(alias, str) or alias not in publishers:
-        yield SettingsProblem(
-            "E062",
-            f"{where} is {alias!r}, which is not in OUTBOX['PUBLISHERS'].",
-            f"Add {ENTRY} to OUTBOX['PUBLISHERS'], or name one of its publishers: {', '.join(sorted(publishers))}.",
-        )
-        return
+def _publisher(value: object) -> object:
     from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
 
-    backend = import_backend(publishers[alias].backend)
-    # The checks of OUTBOX report a class that cannot be imported.
-    if backend is not object and not issubclass(backend, HandlersPublisher):
-        yield SettingsProblem(
-            "E063",
-            f"{where} is {alias!r}, a {backend.__name__}, which does not run tasks.",
-            f"Name a HandlersPublisher, for example {ENTRY}.",
-        )
+    # The checks of OUTBOX report other mistakes in it.
+    with suppress(ImproperlyConfigured):
+        config = get_settings().publishers.get(str(value))
+        if config is None or not issubclass(import_backend(config.backend), HandlersPublisher):
+            raise ValueError(f"the alias of a HandlersPublisher in OUTBOX['PUBLISHERS'], for example {ENTRY}")
+    return value
+
+
+_READERS: dict[str, Reader] = {"database": _database, "publisher": _publisher}
