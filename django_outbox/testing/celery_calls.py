@@ -1,6 +1,5 @@
 """The calls of Celery tasks in the outbox. Needs Celery."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ def describe_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def read_call(message: Message) -> TaskCall | None:
     """Return the call that a message holds; None if it was not stored by an `OutboxTask`."""
     try:
-        task = unpack(message, datetime.datetime.now(datetime.timezone.utc))
+        task = unpack(message)
     except NotATask:
         return None
     compression = message.headers.get("compression")

@@ -49,26 +49,16 @@ def test_e030_there_is_no_publisher():
     assert "django_outbox.brokers.celery.CeleryPublisher" in str(problem.hint)
 
 
-def test_e030_a_single_task_names_a_publisher_that_is_missing(app: Celery):
+def test_e030_a_task_or_the_app_names_a_publisher_that_is_missing(app: Celery, monkeypatch: pytest.MonkeyPatch):
     task: Any = app.tasks["tests.add"]
     task.outbox_publisher = "emails"
     (problem,) = found(PUBLISHERS)
-    assert problem.id == "django_outbox.E030"
-    assert "The task 'tests.add' uses the publisher 'emails'" in problem.msg
-
-
-def test_e030_the_app_class_names_a_publisher_that_is_missing(monkeypatch: pytest.MonkeyPatch):
+    assert problem.msg.startswith("The task 'tests.add' uses the publisher 'emails'")
     made = OutboxCelery("shop", set_as_current=False)
-    made.outbox_publisher = "emails"
+    made.outbox_publisher = "default"
     monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)
     (problem,) = found(PUBLISHERS)
-    assert problem.id == "django_outbox.E030"
-    assert problem.msg.startswith("The Celery app 'shop' uses the publisher 'emails'")
-
-
-def test_e030_the_publisher_is_another_one():
-    (problem,) = found({**DEFAULT, "celery": DEFAULT["default"]})
-    assert problem.id == "django_outbox.E030"
+    assert problem.msg.startswith("The Celery app 'shop' uses the publisher 'default'")
 
 
 @pytest.mark.parametrize("path", ["nowhere:app", "..shop:app"])

@@ -265,25 +265,10 @@ def test_text_that_no_database_stores_is_stored(app: Celery, using: str, text: s
     assert stored(using).payload["body"].startswith("[[")
 
 
-def test_an_unknown_publisher_is_refused(add: Any, using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(add, "outbox_publisher", "emails")
-    with transaction.atomic(using=using):
-        with pytest.raises(InvalidMessage, match=r"^publisher: 'emails' is not in OUTBOX\['PUBLISHERS'\]"):
-            add.delay(1, 2)
-        monkeypatch.undo()
-
-
 def test_arguments_that_are_not_serializable_are_refused(app: Celery, using: str):
     with transaction.atomic(using=using):
         with pytest.raises(EncodeError, match="Object of type OutboxMessage is not JSON serializable"):
             app.tasks["tests.echo"].delay(OutboxMessage())
-        assert not OutboxMessage.objects.using(using).exists()
-
-
-def test_arguments_that_are_too_large_are_refused(app: Celery, using: str):
-    with transaction.atomic(using=using):
-        with pytest.raises(InvalidMessage, match=r"^payload: is .*MAX_PAYLOAD_BYTES"):
-            app.tasks["tests.echo"].delay("x" * 1024 * 1024)
         assert not OutboxMessage.objects.using(using).exists()
 
 
@@ -316,15 +301,3 @@ def test_a_step_is_stored_once_if_its_parent_has_a_number_as_its_id(add: Any, us
     for parent_id in ("5", "5", "6", "6"):
         add.apply_async((1, 2), task_id="7", reply_to="replies", parent_id=parent_id)
     assert [row.headers["parent_id"] for row in rows_of(using)] == ["5", "6"]
-
-
-def test_a_database_without_autocommit_does_not_count_as_a_transaction_of_the_caller(
-    add: Any, using: str, monkeypatch: pytest.MonkeyPatch
-):
-    other = next(connections[alias] for alias in ALIASES if alias != using)
-    other.ensure_connection()
-    monkeypatch.setitem(other.settings_dict, "AUTOCOMMIT", False)
-    monkeypatch.setattr(other, "in_atomic_block", False)
-    monkeypatch.setattr(other, "autocommit", False)
-    add.delay(1, 2)
-    assert len(rows_of(using)) == 1

@@ -1,10 +1,7 @@
 """Calls through the outbox, run by real workers. `test_publisher` compares what is sent to each broker with Celery."""
 
-import datetime
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -72,21 +69,6 @@ def test_a_committed_call_is_run_once_under_the_id_of_its_message(tasks: Tasks):
     message = OutboxMessage.objects.using(USING).get()
     assert str(message.message_id) == call.id
     assert (message.type, message.publisher) == ("tests.describe_request", "celery")
-
-
-def test_arguments_arrive_as_they_were(tasks: Tasks):
-    args = (
-        datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.timezone.utc),
-        datetime.date(2026, 1, 2),
-        Decimal("9.950"),
-        uuid.UUID(int=7),
-        b"\x00\xff",
-        {"zebra": 1, "a": {"y": 1, "b": 2}},
-        [1e16, 1.0, 2**70, -0.0, float("inf")],
-        "\x00 – \ud83e\udda1".encode("utf-16", "surrogatepass").decode("utf-16"),
-        None,
-    )
-    assert result(tasks.describe.apply_async(args, {"at": args[0]})) == repr((args, {"at": args[0]}))
 
 
 CANVAS: dict[str, tuple[Callable[[Tasks], Any], int, Any]] = {

@@ -1,6 +1,5 @@
 """Celery apps of the tests, in the test's process and in workers. Everything that they write has its own prefix."""
 
-import datetime
 from typing import Any
 
 from celery import Celery, chain, group
@@ -16,9 +15,7 @@ app: Celery | None = None
 def make_app(broker: str, prefix: str, *, app_class: Any = Celery, **conf: Any) -> Celery:
     """Return an app with the tasks below.
 
-    Args:
-        prefix: the name of its default queue, and the beginning of every key in Redis.
-        app_class: `Celery` with OutboxTask as the class of its tasks, or `OutboxCelery`.
+    `prefix` is the name of its default queue, and the beginning of every key in Redis.
     """
     app_options: dict[str, Any] = {} if app_class is OutboxCelery else {"task_cls": OutboxTask}
     made: Celery[Any] = app_class(
@@ -34,7 +31,7 @@ def make_app(broker: str, prefix: str, *, app_class: Any = Celery, **conf: Any) 
         timezone="Europe/Zurich",
         **conf,
     )
-    functions: list[Any] = [add, total, echo, describe, fail, note, step]
+    functions: list[Any] = [add, total, echo, fail, note, step]
     for function in functions:
         made.task(name=f"tests.{function.__name__}", shared=False)(function)
     for function in (retry_in_transaction, replace_in_transaction, call_another, describe_request, replace_by, poll):
@@ -54,11 +51,6 @@ def echo(*args: Any, **kwargs: Any) -> Any:
     return [args, kwargs]
 
 
-def describe(*args: Any, **kwargs: Any) -> str:
-    """Return the arguments as Python writes them, so that no type is lost on the way back."""
-    return repr((args, kwargs))
-
-
 def fail(text: str) -> None:
     raise ValueError(text)
 
@@ -68,16 +60,7 @@ def note(value: Any) -> Any:
 
 
 def describe_request(self: Any) -> dict[str, Any]:
-    request = self.request
-    return {
-        "id": request.id,
-        "custom": request.headers.get("custom") if request.headers else None,
-        "priority": request.delivery_info.get("priority"),
-        "routing_key": request.delivery_info.get("routing_key"),
-        "eta": request.eta,
-        "now": datetime.datetime.now(datetime.timezone.utc),
-        "correlation_id": request.correlation_id,
-    }
+    return {"id": self.request.id}
 
 
 def retry_in_transaction(self: Any) -> int:
