@@ -54,6 +54,7 @@ def test_e030_a_task_or_the_app_names_a_publisher_that_is_missing(app: Celery, m
     task.outbox_publisher = "emails"
     (problem,) = found(PUBLISHERS)
     assert problem.msg.startswith("The task 'tests.add' uses the publisher 'emails'")
+    task.outbox_publisher = "celery"
     made = OutboxCelery("shop", set_as_current=False)
     made.outbox_publisher = "default"
     monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)

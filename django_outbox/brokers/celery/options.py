@@ -54,18 +54,8 @@ def connect(app: Celery, **transport_options: Any) -> Connection:
     return connection
 
 
-def is_amqp(connection: Connection) -> bool:
-    return str(connection.get_transport_cls().driver_type) == "amqp"
-
-
-def uses_tls(connection: Connection) -> bool:
-    """Return whether an AMQP connection uses TLS, by `broker_use_ssl` or by the scheme amqps of its URL."""
-    # Kombu sets `ssl` for the scheme only when the connection is opened.
-    return bool(connection.ssl) or issubclass(connection.get_transport_cls(), SSLTransport)
-
-
-def is_redis(connection: Connection) -> bool:
-    return str(connection.get_transport_cls().driver_type) == "redis"
+def driver_of(connection: Connection) -> str:
+    return str(connection.get_transport_cls().driver_type)
 
 
 def describe_broker(connection: Connection) -> str:
@@ -99,7 +89,9 @@ def read_ssl(connection: Connection) -> dict[str, str] | None:
 
 
 def _amqp_url(node: Connection) -> str:
-    scheme, port = ("amqps", 5671) if uses_tls(node) else ("amqp", 5672)
+    # Kombu sets `ssl` for the scheme amqps only when the connection is opened.
+    has_tls = node.ssl or issubclass(node.get_transport_cls(), SSLTransport)
+    scheme, port = ("amqps", 5671) if has_tls else ("amqp", 5672)
     password: Any = node.password
     if callable(password):
         password = password()

@@ -13,7 +13,7 @@ from kombu import Connection, Producer
 
 from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.celery.encoding import TaskMessage, unpack
-from django_outbox.brokers.celery.options import connect, describe_broker, find_app, is_amqp, is_redis
+from django_outbox.brokers.celery.options import connect, describe_broker, driver_of, find_app
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later, unanswered
@@ -138,7 +138,7 @@ class KombuTasks(Publisher):
 
     def _new_connection(self) -> Connection:
         connection = connect(self.app)
-        if is_redis(connection):
+        if driver_of(connection) == "redis":
             # By default a socket of Redis waits forever.
             timeouts = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
             connection.transport_options = {**timeouts, **(connection.transport_options or {})}
@@ -212,7 +212,7 @@ class CeleryPublisher(Publisher):
 
 
 def _make_broker(alias: str, app: Celery, timeout: float) -> Publisher:
-    if not is_amqp(connect(app)):
+    if driver_of(connect(app)) != "amqp":
         return KombuTasks(alias, app=app, timeout=timeout)
     try:
         from django_outbox.brokers.celery.rabbitmq_tasks import make_tasks  # noqa: PLC0415 - needs pika

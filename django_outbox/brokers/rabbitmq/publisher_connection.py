@@ -170,13 +170,13 @@ class PublisherChannel:
         channel.add_on_close_callback(lambda _channel, error: self._on_closed(self, error))
         channel.add_on_return_callback(self._on_return)
         exchange, declared = self._options.exchange, self._options.declare_exchange
-        if not exchange:
-            self._on_exchange_found()
-        elif declared:
-            channel.exchange_declare(exchange, declared, durable=True, callback=self._on_exchange_found)
+        if exchange:
+            # The broker closes the channel if the exchange is missing, or has another type.
+            channel.exchange_declare(
+                exchange, declared or "", passive=not declared, durable=True, callback=self._on_exchange_found
+            )
         else:
-            # The broker closes the channel if the exchange is missing.
-            channel.exchange_declare(exchange, passive=True, callback=self._on_exchange_found)
+            self._on_exchange_found()
 
     def _on_exchange_found(self, _frame: object = None) -> None:
         self._channel.confirm_delivery(self._on_passed_on_confirm, callback=self._on_ready)

@@ -4,7 +4,6 @@ import threading
 from typing import Any
 
 from django.db import connections
-from django.tasks import TaskResultStatus
 from django.utils import timezone
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
@@ -19,8 +18,7 @@ from django_outbox.utils.text import describe
 NAME = "django_outbox.django_tasks"
 
 _local = threading.local()
-"""The last task that this thread has begun, and when, because a rollback undoes what an attempt writes to the database;
-and the record of the last task that has returned."""
+"""The record of the last attempt that this thread has begun, because a rollback undoes what was written of it."""
 
 
 def register() -> None:
@@ -32,15 +30,9 @@ def register() -> None:
 
 
 def run_task(payload: Any, message: Message) -> Outcome | None:
-    """Run a task, and keep its result for `record_success`.
-
-    Outside of a transaction, the status `RUNNING` is stored first.
-    """
+    """Run a task. Outside of a transaction, the status `RUNNING` is stored first."""
     using = current_database()
-    record = _read_record(payload, message, using)
-    now = timezone.now()
-    _local.begun = record.message_id, now
-    begin(record, now, name_process())
+    record = _begin(payload, message, using)
     if not connections[using].in_atomic_block:
         update(record, using)
     returned = call(record)
@@ -49,27 +41,33 @@ def run_task(payload: Any, message: Message) -> Outcome | None:
     except (TypeError, ValueError, InvalidMessage) as error:
         # Another attempt would return the same.
         return rejected(describe(error), cause=error)
-    _local.finished = record
     return None
 
 
 def record_success(message: Message, using: str) -> None:
-    record: TaskRecord = _local.finished
+    record: TaskRecord = _local.record
     update(record, using)
     announce(record, None, using)
 
 
 def record_failure(payload: Any, message: Message, outcome: Outcome, final: bool, using: str) -> None:
     """Store the error of an attempt, after the attempt was rolled back."""
-    record = _read_record(payload, message, using)
-    if record.status != TaskResultStatus.RUNNING:
-        message_id, begun_at = getattr(_local, "begun", (None, None))
-        begin(record, begun_at if message_id == record.message_id and begun_at else timezone.now(), name_process())
+    record: TaskRecord | None = vars(_local).pop("record", None)
+    if record is None or str(record.message_id) != message.message_id:
+        record = _begin(payload, message, using)
     error = outcome.cause or RuntimeError(outcome.error)
     fail(record, error, final, using)
     update(record, using)
     if final:
         announce(record, error, using)
+
+
+def _begin(payload: Any, message: Message, using: str) -> TaskRecord:
+    _local.record = None
+    record = _read_record(payload, message, using)
+    begin(record, timezone.now(), name_process())
+    _local.record = record
+    return record
 
 
 def _read_record(payload: Any, message: Message, using: str) -> TaskRecord:

@@ -186,6 +186,7 @@ def succeed(record: TaskRecord, returned: Any, using: str) -> None:
 
 def fail(record: TaskRecord, error: BaseException, final: bool, using: str) -> None:
     """Note in a record that an attempt failed, for good if `final`."""
+    record.return_value = None
     record.errors = [*record.errors, describe_error(error, Dialect(connections[using]))][-MAX_ERRORS:]
     record.status = TaskResultStatus.FAILED if final else TaskResultStatus.READY
     record.finished_at = timezone.now() if final else None
