@@ -8,7 +8,6 @@ from contextlib import closing
 
 import pytest
 
-from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.aws import FIFOSubject, SQSSubject
 from tests.support.aws.answers import BATCH, AwsAnswers, Failures, Queue, Raw, Refusal
@@ -68,12 +67,6 @@ def test_a_message_that_is_sent_again_arrives_once_in_a_fifo_queue():
         (message,) = subject.messages(b"1")
         assert publisher.publish([message]) == publisher.publish([message]) == [ACCEPTED]
         assert len(subject.received()) == 1
-
-
-def test_keys_that_may_be_groups_are_the_groups_and_others_have_different_ones():
-    for key in ("order-1", "a.b_c:d/e{}~`", "k" * 128):
-        assert group_id(key) == key
-    assert len({group_id(key) for key in ("a b", "a  b", "ä", "k" * 129, "k" * 130)}) == 5
 
 
 # Entries that fail

@@ -8,7 +8,7 @@ import pytest
 from django_outbox.brokers import BatchRefused
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.base import unique_name
-from tests.support.aws.answers import BATCH, AwsAnswers, Queue, Raw, Refusal, Silence, Trickle
+from tests.support.aws.answers import BATCH, AwsAnswers, Queue, Raw, Refusal, Trickle
 from tests.support.aws.server import client
 from tests.support.claimed import make_message
 
@@ -92,12 +92,6 @@ def test_a_request_that_is_too_large_for_a_proxy_in_between_is_no_outage(queue: 
     aws.answer(BATCH, Raw(413, b"<html>Request Entity Too Large</html>"))
     (outcome,) = queue.make().publish(queue.messages(1))
     assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "aws.refused")
-
-
-def test_silence_is_an_outage_that_ends(queue: Queue, aws: AwsAnswers):
-    aws.answer(BATCH, *[Silence(3)] * 4)
-    outcomes = queue.make(timeout=0.5).publish(queue.messages(40))
-    assert {each.kind for each in outcomes} == {OutcomeKind.UNANSWERED}
 
 
 def test_a_response_that_never_ends_does_not_hold_up_the_relay(queue: Queue, aws: AwsAnswers):

@@ -86,7 +86,7 @@ def test_a_refused_login_is_an_error_that_does_not_show_the_password(
 def test_a_user_who_may_only_publish_needs_no_other_permission(
     guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
 ):
-    guarded_nats.stream("shop.>")
+    stream = guarded_nats.stream("shop.>")
     publisher = make_jetstream(
         f"nats://narrow:narrow@127.0.0.1:{guarded.port}", inbox_prefix="_INBOX.narrow", timeout=3.0
     )
@@ -95,14 +95,7 @@ def test_a_user_who_may_only_publish_needs_no_other_permission(
     assert (denied.kind, denied.error_class, denied.counted) == (OutcomeKind.DEFERRED, "nats.not_permitted", True)
     assert "the user may not publish to this subject" in denied.error
     assert unknown.error_class == "nats.not_permitted"
-
-
-def test_whether_a_stream_has_a_subject_may_be_unknown(
-    guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
-):
-    publisher = make_jetstream(
-        f"nats://narrow:narrow@127.0.0.1:{guarded.port}", inbox_prefix="_INBOX.narrow", timeout=3.0
-    )
+    guarded_nats.delete(stream)
     (outcome,) = publisher.publish([make_message("shop.a")])
     assert (outcome.kind, outcome.error_class, outcome.counted) == (OutcomeKind.DEFERRED, "nats.not_confirmed", False)
     assert "permit the user to publish to $JS.API.STREAM.NAMES" in outcome.error

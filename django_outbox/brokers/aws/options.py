@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from botocore.config import Config
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import CONNECT_TIMEOUT, UrlOption, require_number, require_printable, require_seconds
+from django_outbox.brokers.options import CONNECT_TIMEOUT, UrlOption, require_number, require_seconds
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Maximum number of bytes of a request of Amazon SQS, and of Amazon SNS if the topic permits it:
@@ -44,14 +44,14 @@ class AWSOptions:
         require_seconds("timeout", self.timeout)
         require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         require_number("max_message_bytes", self.max_message_bytes, MIN_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
-        region: object = self.region
-        if region is not None and (not isinstance(region, str) or not region):
-            raise ImproperlyConfigured(f"region is {region!r}; it must be a name such as 'eu-central-1', or None.")
-        if region is not None:
-            require_printable("region", region)
         if self.endpoint_url is not None and "@" in ENDPOINT.read_one(self.endpoint_url).netloc:
             raise ImproperlyConfigured("endpoint_url contains a user or a password; set the option session instead.")
-        _require_session(self.session)
+        session: object = self.session
+        if session is not None and not (isinstance(session, Mapping) and set(session) <= set(SESSION_KEYS)):
+            raise ImproperlyConfigured(
+                f"session must be a dict with any of the keys {', '.join(SESSION_KEYS)}; "
+                "the region is the option region."
+            )
 
     def make_config(self) -> Config:
         return Config(
@@ -64,17 +64,3 @@ class AWSOptions:
             # Each worker has that many requests in flight.
             max_pool_connections=MAX_CONCURRENCY,
         )
-
-
-def _require_session(session: object) -> None:
-    if session is not None and (
-        not isinstance(session, Mapping)
-        or not set(session) <= set(SESSION_KEYS)
-        or not all(isinstance(value, str) and value for value in session.values())
-    ):
-        raise ImproperlyConfigured(
-            f"session must be a dict with any of the keys {', '.join(SESSION_KEYS)}, each a string that is not blank; "
-            "the region is the option region."
-        )
-    for name, value in (session or {}).items():
-        require_printable(f"session: {name}", value)

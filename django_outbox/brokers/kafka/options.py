@@ -16,10 +16,13 @@ from django_outbox.utils.text import one_line
 
 EXAMPLE = '{"bootstrap.servers": "kafka-1:9092,kafka-2:9092"}'
 
-_REFUSED_CALLBACKS = dict.fromkeys(
-    ("on_delivery", "dr_cb", "dr_msg_cb", "error_cb", "stats_cb", "throttle_cb", "log_cb", "logger", "on_commit"),
-    "callbacks and loggers are set by this package; remove it",
-)
+_REFUSED = {
+    "metadata.broker.list": "use bootstrap.servers instead",
+    **dict.fromkeys(
+        ("on_delivery", "dr_cb", "dr_msg_cb", "error_cb", "stats_cb", "throttle_cb", "log_cb", "logger", "on_commit"),
+        "callbacks and loggers are set by this package; remove it",
+    ),
+}
 
 _REFUSED_BY_PUBLISHER = {
     "enable.idempotence": "it keeps retries from changing the order; it is always true",
@@ -33,7 +36,7 @@ _REFUSED_BY_PUBLISHER = {
     "transaction.timeout.ms": "the publisher uses no transactions; remove it",
     "default.topic.config": "set its options directly in config",
     "delivery.report.only.error": "each message needs a delivery report; remove it",
-    **_REFUSED_CALLBACKS,
+    **_REFUSED,
 }
 """Options of librdkafka that the publisher sets itself, and why."""
 
@@ -75,7 +78,7 @@ _REFUSED_BY_CONSUMER = {
     "enable.partition.eof": "the consumer does not need it; it is always false",
     "auto.offset.reset": "a new group misses nothing, so it begins with the oldest record. To skip records, move the "
     "offsets of the group with kafka-consumer-groups.sh --reset-offsets",
-    **_REFUSED_CALLBACKS,
+    **_REFUSED,
 }
 """Options of librdkafka that the consumer sets itself, and why."""
 
@@ -156,7 +159,7 @@ def read_group_config(config: object, group: object) -> dict[str, Any]:
 
 
 def servers(config: Mapping[str, Any]) -> str:
-    return str(config.get("bootstrap.servers") or config.get("metadata.broker.list"))
+    return str(config["bootstrap.servers"])
 
 
 def without_secrets(text: str, config: Mapping[str, Any]) -> str:
@@ -177,7 +180,7 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
             raise ImproperlyConfigured(f"config: {name} cannot be set: {refused[plain]}.")
         if name != "oauth_cb" and not isinstance(value, str | numbers.Real):
             raise ImproperlyConfigured(f"config: {name} must be a string, a number, True or False.")
-    servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
+    servers = config.get("bootstrap.servers")
     if not isinstance(servers, str) or not servers.strip():
         raise ImproperlyConfigured(f"config: bootstrap.servers is missing; set config to a dict like {EXAMPLE}.")
     require_printable("config: bootstrap.servers", servers)
@@ -186,7 +189,7 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
 
 def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object], *, with_login: bool) -> None:
     """Validate the options with librdkafka, which does not connect without the brokers' addresses."""
-    left_out = {"bootstrap.servers", "metadata.broker.list", "oauth_cb"}
+    left_out = {"bootstrap.servers", "oauth_cb"}
     if not with_login:
         left_out |= {"security.protocol", "sasl.mechanism", "sasl.mechanisms"}
     try:

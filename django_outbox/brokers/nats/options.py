@@ -17,10 +17,6 @@ SERVERS = UrlOption("servers", "nats://user:password@host:4222", ("nats", "tls")
 
 DEFAULT_PORT = 4222
 
-INVALID_NAME = re.compile(r"[\s.*>/\\\x00-\x1f\x7f]")
-"""Characters that the name of a stream or a consumer must not contain:
-https://docs.nats.io/running-a-nats-service/nats_admin/jetstream_admin/naming."""
-
 WHITESPACE_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f]")
 
 SYSTEM_TOKENS = ("$JS", "$SYS")
@@ -104,9 +100,9 @@ class NatsOptions:
 
 
 def require_name(option: str, value: object) -> None:
-    """Require the name of a stream or a consumer."""
-    if not isinstance(value, str) or not value or INVALID_NAME.search(value):
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
+    """Require the name of a stream or a consumer, which is one token of a subject."""
+    if not isinstance(value, str) or "." in value or not is_subject(value):
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces and dots.")
 
 
 def is_subject(text: str) -> bool:

@@ -85,15 +85,11 @@ def name_addresses(addresses: Sequence[Address]) -> str:
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
     host, path = str(parts.hostname), unquote(parts.path)
-    if "@" in path + parts.query or parts.fragment:
+    database = path.strip("/")
+    if "@" in path + parts.query or parts.fragment or (database and not (database.isascii() and database.isdigit())):
         raise option.unreadable
     if parts.query:
         raise ImproperlyConfigured(f"{option.name} has parameters, which are not read; set the options instead.")
-    database = path.strip("/")
-    if database and not (database.isascii() and database.isdigit()):
-        raise ImproperlyConfigured(
-            f'{option.name} has a database that is not a number; write it as "{option.example}".'
-        )
     arguments: dict[str, Any] = {"db": int(database or 0)}
     if parts.username:
         arguments["username"] = unquote(parts.username)

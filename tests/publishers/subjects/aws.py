@@ -15,8 +15,10 @@ ATTRIBUTE_BYTES = 512
 """More than the attributes of a message without headers take."""
 
 
-class AWSSubject(ProxiedSubject):
+class SQSSubject(ProxiedSubject):
     """A queue from which what arrived is read, and a proxy to AWS."""
+
+    largest = 1024 * 1024 - ATTRIBUTE_BYTES
 
     fifo = False
     # Requests are in flight together.
@@ -34,12 +36,8 @@ class AWSSubject(ProxiedSubject):
         )["QueueUrl"]
 
     def options(self, **options: Any) -> dict[str, Any]:
-        return {
-            "region": REGION,
-            "endpoint_url": f"http://127.0.0.1:{self.port}",
-            "session": CREDENTIALS,
-            **options,
-        }
+        url = f"http://127.0.0.1:{self.port}"
+        return {"region": REGION, "endpoint_url": url, "session": CREDENTIALS, **options}
 
     def make(self, **options: Any) -> AWSPublisher:
         return SQSPublisher(
@@ -51,22 +49,12 @@ class AWSSubject(ProxiedSubject):
 
     def received(self) -> Sequence[Received]:
         found: list[Received] = []
-        while messages := self._receive():
-            found += map(_read, messages)
-            self._client.delete_message_batch(
-                QueueUrl=self._queue_url,
-                Entries=[
-                    {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]} for number, each in enumerate(messages)
-                ],
-            )
+        options: dict[str, Any] = {"MaxNumberOfMessages": 10, "WaitTimeSeconds": 0, "MessageAttributeNames": ["All"]}
+        while messages := self._client.receive_message(QueueUrl=self._queue_url, **options).get("Messages"):
+            for each in messages:
+                found.append(_read(each))
+                self._client.delete_message(QueueUrl=self._queue_url, ReceiptHandle=each["ReceiptHandle"])
         return found
-
-    def _receive(self) -> Sequence[Any]:
-        response = self._client.receive_message(
-            QueueUrl=self._queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0, MessageAttributeNames=["All"]
-        )
-        messages: Sequence[Any] = response.get("Messages", [])
-        return messages
 
     def poison(self) -> Message:
         return make_message(self.topic, b"1" * 1024 * 1024)
@@ -74,10 +62,6 @@ class AWSSubject(ProxiedSubject):
     def close(self) -> None:
         super().close()
         self._client.delete_queue(QueueUrl=self._queue_url)
-
-
-class SQSSubject(AWSSubject):
-    largest = 1024 * 1024 - ATTRIBUTE_BYTES
 
 
 class FIFOSubject(SQSSubject):
@@ -96,7 +80,7 @@ class ElasticMQSubject(FIFOSubject):
         return super().make(**{"max_message_bytes": 256 * 1024, **options})
 
 
-class SNSSubject(AWSSubject):
+class SNSSubject(SQSSubject):
     """A topic to which the queue is subscribed."""
 
     largest = 256 * 1024 - ATTRIBUTE_BYTES
@@ -105,12 +89,9 @@ class SNSSubject(AWSSubject):
         super().__init__()
         self._sns = client("sns")
         self.arn = self._sns.create_topic(Name=self.topic)["TopicArn"]
-        self.subscribe(self.arn)
-
-    def subscribe(self, arn: str) -> None:
         attributes = self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["QueueArn"])
         self._sns.subscribe(
-            TopicArn=arn,
+            TopicArn=self.arn,
             Protocol="sqs",
             Endpoint=attributes["Attributes"]["QueueArn"],
             Attributes={"RawMessageDelivery": "true"},

@@ -48,20 +48,13 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Silence:
-    """No answer for some seconds, and then the connection ends."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Trickle:
     """The beginning of an answer, a byte at a time for some seconds, so that no single read lasts long."""
 
     seconds: float
 
 
-Answer = Refusal | Failures | Raw | Silence | Trickle
+Answer = Refusal | Failures | Raw | Trickle
 
 
 @dataclass(frozen=True)
@@ -137,9 +130,6 @@ def _handler(server: AwsAnswers) -> type[BaseHTTPRequestHandler]:
                     time.sleep(server.delay)
                 if answer is None:
                     self._pass_on(body)
-                elif isinstance(answer, Silence):
-                    time.sleep(answer.seconds)
-                    self.close_connection = True
                 elif isinstance(answer, Trickle):
                     self._trickle(answer.seconds)
                 else:
