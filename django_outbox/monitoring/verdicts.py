@@ -29,7 +29,6 @@ CODES = (
     "crashed",
     "not_delivering",
     "unavailable",
-    "partly_unavailable",
     "not_reporting",
     "refused",
     "unknown_publisher",
@@ -95,7 +94,6 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         yield from _judge_pauses(publisher)
         if not publisher.paused:
             yield from _judge_deliveries(publisher, status, max_age)
-            yield from _judge_relays(publisher, status)
     elif waiting := publisher.due + publisher.delayed + publisher.held + publisher.retrying:
         text = ngettext_lazy(
             "%(count)s message is for %(publisher)r, which is not in the settings.",
@@ -166,20 +164,6 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
         yield _about(publisher, Level.WARNING, "behind", text, **values)
 
 
-def _judge_relays(publisher: PublisherStatus, status: Status) -> Iterator[Verdict]:
-    """Judge relays that cannot reach the broker although others can: if those are lost too, nothing is delivered."""
-    cut_off = [each for each in _serving(publisher, status) if each.alive and publisher.alias in each.outages]
-    if cut_off and not publisher.outage:
-        text = _(
-            "Publisher %(publisher)r has been unavailable to %(count)s of %(relays)s relays (%(names)s) for "
-            "%(lasted)s%(reason)s: %(due)s due."
-        )
-        outage = min((each.outages[publisher.alias] for each in cut_off), key=lambda outage: outage.since)
-        lasted = duration(round(_seconds_since(outage.since, status)))
-        values = {"relays": Count(publisher.relays), "lasted": lasted, "reason": outage.reason, **_named(cut_off)}
-        yield _about(publisher, Level.WARNING, "partly_unavailable", text, **values)
-
-
 def _judge_silence(status: Status) -> Iterator[Verdict]:
     """Judge relays that have missed two reports although others may deliver, once for all with the same publishers."""
     silent: defaultdict[tuple[str, ...], list[RelayStatus]] = defaultdict(list)
@@ -206,7 +190,8 @@ def _judge_silence(status: Status) -> Iterator[Verdict]:
             "silence": duration(round(max(each.seconds_since_seen for each in relays))),
             "due": sum((judged[alias].due for alias in aliases), NONE),
             "publishers": _list([repr(alias) for alias in aliases]),
-            **_named(relays),
+            "names": _list([each.name for each in relays]),
+            **_counted(Count(len(relays))),
         }
         publisher = aliases[0] if len(aliases) == 1 else ""
         yield Verdict(Level.WARNING, "not_reporting", text, publisher, values=values)
@@ -411,11 +396,6 @@ def _all_is_well(status: Status) -> Verdict:
     if any(relay.alive for relay in status.relays) or any(publisher.drains for publisher in status.publishers):
         return Verdict(Level.OK, "idle", _("Nothing is due."))
     return Verdict(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
-
-
-def _named(relays: Sequence[RelayStatus]) -> dict[str, Any]:
-    """Return the values of a text about some relays: their number, and the names of the first."""
-    return {"names": _list([relay.name for relay in relays]), **_counted(Count(len(relays)))}
 
 
 def _list(names: Sequence[str]) -> str:

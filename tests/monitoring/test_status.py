@@ -481,32 +481,19 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     assert [(verdict.level, verdict.code) for verdict in result.verdicts] == [(Level.WARNING, "unavailable")]
 
 
-def test_an_outage_of_some_relays_is_a_warning_that_names_them(using: str):
-    now = read_clock(using)
-    state = {"state": "open", "reason": "connection refused.", "since": (now - minutes(12.5)).timestamp()}
+def test_a_publisher_is_unavailable_only_if_no_relay_reaches_it(using: str):
+    since = read_clock(using) - minutes(12.5)
+    state = {"state": "open", "reason": "connection refused.", "since": since.timestamp()}
     delivered(using, 3)
-    for name in ("living", "other"):
-        report(using, 1, name)
+    report(using, 1, "living")
     report(using, 1, "cut")
     reports = Heartbeat.objects.using(using)
     reports.filter(relay="cut").update(publishers={"default": state})
     found = figures(using)
-    assert (found.relays, found.breaker, found.outage) == (3, "closed", None)
-    verdict, well = read_status(using).verdicts
-    assert (verdict.level, verdict.code) == (Level.WARNING, "partly_unavailable")
-    assert verdict.sentence == (
-        "Publisher 'default' has been unavailable to 1 of 3 relays (cut) for 12 min (connection refused): 0 due."
-    )
-    assert well.code == "delivering"
-    # Nothing is delivered by the others.
-    change(using, put(1, using), available_at=now - minutes(5))
-    DeliveryCount.objects.using(using).all().delete()
-    verdicts = [(verdict.level, verdict.code) for verdict in read_status(using).verdicts]
-    assert verdicts == [(Level.CRITICAL, "not_delivering"), (Level.WARNING, "partly_unavailable")]
-    reports.filter(relay__in=["living", "other"]).update(publishers={"default": state})
-    assert [(verdict.level, verdict.code) for verdict in read_status(using).verdicts] == [
-        (Level.CRITICAL, "unavailable")
-    ]
+    assert (found.relays, found.breaker, found.outage) == (2, "closed", None)
+    assert read_status(using).verdict.code == "delivering"
+    reports.filter(relay="living").update(publishers={"default": state})
+    assert read_status(using).verdict.code == "unavailable"
 
 
 def test_rates_are_added_up_over_relays(using: str):
