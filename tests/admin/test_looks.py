@@ -29,6 +29,8 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
     put(Status.PENDING, 2, age=-900, attempts=2, error=ERROR, **values)
     put(Status.PENDING, 1, type="newsletter.sent")
     put(Status.PROCESSED, 2, type="newsletter.sent")
+    attempt = {"at": "2026-05-31T02:10:44.123456Z", "error_class": "shop.errors.Timeout", "error": ERROR}
+    values |= {"history": [attempt] * 3, "original": {"payload": 1, "topic": "", "publisher": "default"}}
     (id,) = put(Status.FAILED, attempts=3, key="order-1240", error=ERROR, payload={"text": ERROR}, **values)
     return {
         "list": CHANGELIST,

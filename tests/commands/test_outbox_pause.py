@@ -1,10 +1,11 @@
 """`outbox_pause` and `outbox_resume`: what they change, and what they print."""
 
-from io import StringIO
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause
 from tests.conftest import ALIASES
@@ -38,6 +39,16 @@ def test_an_argument_that_is_not_text_is_named():
     # The shell may pass any bytes.
     with pytest.raises(CommandError, match=r"The argument type is 'paid\\udcff', which is not text in UTF-8"):
         run("outbox_pause", "--publisher", "default", "--type", "paid\udcff")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_console_that_lacks_a_character_shows_an_escape_sequence(monkeypatch: pytest.MonkeyPatch):
+    console = TextIOWrapper(BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", console)
+    arguments = ["--publisher", "default", "--type", "\u6ce8\u6587"]
+    load_command_class("django_outbox", "outbox_pause").run_from_argv(["manage.py", "outbox_pause", *arguments])
+    console.flush()
+    assert console.buffer.getvalue() == rb"Paused the type '\u6ce8\u6587' of the publisher 'default'." + b"\n"
 
 
 def test_a_type_is_paused_and_its_held_messages_are_released(using: str):

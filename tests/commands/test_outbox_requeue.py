@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from django_outbox.db.functions import MatchesPattern
 from django_outbox.management.arguments import moment
 from django_outbox.management.commands import outbox_requeue
-from django_outbox.models import CommandEntry, OutboxMessage, Status
+from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.support.admin.tools import put
 from tests.support.messages import ago, row, rows
@@ -83,11 +83,6 @@ class TestProcessed:
             "default", "--processed", "--all"
         )
         assert pending("default") == []
-
-    def test_is_recorded_with_its_state(self, using: str):
-        put(Status.PROCESSED, using=using)
-        run(using, "--processed", "--all")
-        assert CommandEntry.objects.using(using).get().arguments == "--processed --all"
 
 
 def test_messages_are_chosen_by_several_patterns_of_types(using: str):
