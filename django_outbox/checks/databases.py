@@ -20,7 +20,7 @@ from django_outbox.stores.dialect import Dialect
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.schema import find_unapplied_migrations
-from django_outbox.stores.wal_setup import find_obstacles
+from django_outbox.stores.wal import find_obstacles
 
 LIBPQ_TIMEOUTS = (
     '{"connect_timeout": 5, "tcp_user_timeout": 8000, "keepalives_idle": 5, "keepalives_interval": 2, '

@@ -2,8 +2,9 @@
 
 import re
 import zlib
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from django_outbox.db.snapshots import Snapshot
@@ -73,6 +74,26 @@ CROSS JOIN LATERAL (
 WHERE pubname = '{PUBLICATION}'
 """
 
+# A relay connects as the role of the session, even if Django assumes another one for its queries. On Amazon RDS,
+# membership in a role gives the privilege.
+CAPABILITIES = """
+SELECT quote_ident(rolname),
+    -- Since version 19, a server with "replica" decodes its log while there is a logical slot.
+    current_setting('wal_level') = 'logical'
+        OR current_setting('wal_level') = 'replica' AND current_setting('server_version_num')::integer >= 190000,
+    rolsuper OR rolreplication OR EXISTS (
+        SELECT FROM pg_roles rds WHERE rds.rolname = 'rds_replication' AND pg_has_role(role.oid, rds.oid, 'member')
+    )
+FROM pg_roles role
+WHERE rolname = session_user
+"""
+
+FIND_NAME = """
+SELECT format('%%I.%%I', nspname, relname)
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = '{table}'::regclass
+"""
+
 
 class Publication(NamedTuple):
     """The publication as it is now; by default, there is none.
@@ -94,6 +115,45 @@ def find_publication(store: PostgreSQLStore) -> Publication:
     """Return the publication of a database."""
     rows = store.fetch(FIND_PUBLICATION)
     return Publication(*rows[0]) if rows else Publication()
+
+
+class Obstacle(NamedTuple):
+    """Something that prevents that the log is read; `problem` follows the name of the database in a sentence."""
+
+    problem: str
+    remedy: str
+    check: str
+
+
+def find_obstacles(store: PostgreSQLStore) -> Iterator[Obstacle]:
+    """Find what prevents a relay with the role of this session from reading the log."""
+    if find_spec("psycopg") is None:
+        yield Obstacle("is used without psycopg 3", "Install psycopg.", "W053")
+    if missing := find_publication(store).missing:
+        problem = f"has no publication {PUBLICATION} of inserted rows with the columns {', '.join(sorted(missing))}"
+        yield Obstacle(problem, f"{SET_UP.format(alias=store.connection.alias)}.", "W056")
+    ((role, is_logical, may_read),) = store.fetch(CAPABILITIES)
+    if not is_logical:
+        yield Obstacle("has a wal_level that does not support logical decoding", f"{DECODE_LOG}.", "W054")
+    if not may_read:
+        yield Obstacle(f"does not let the role {role} read the log", ADMIT_ROLE.format(role=role), "W055")
+
+
+def list_statements(store: PostgreSQLStore) -> list[str]:
+    """Return the SQL that sets the publication up; none if nothing is to be done.
+
+    A publication that has less than relays need is replaced. Those that read the log notice that.
+    """
+    publication = find_publication(store)
+    if not publication.missing:
+        return []
+    ((table,),) = store.fetch(FIND_NAME)
+    columns = ", ".join(COLUMNS)
+    removal = [f"DROP PUBLICATION {PUBLICATION}"] if publication.identity else []
+    return [
+        *removal,
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')",
+    ]
 
 
 class Inspection(NamedTuple):

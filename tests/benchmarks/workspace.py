@@ -15,7 +15,7 @@ from django.test.utils import override_settings
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.wal_setup import find_obstacles
+from django_outbox.stores.wal import find_obstacles
 from tests.benchmarks.measuring import BenchmarkError
 
 

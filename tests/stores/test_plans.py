@@ -222,10 +222,6 @@ class TestClaim:
         assert "USE TEMP B-TREE FOR ORDER BY" not in plan[: plan.index(search) + 2]
         assert not any(step.startswith("SCAN django_outbox") for step in plan)
 
-    def test_sqlite_leases_by_the_primary_key(self):
-        plan = sqlite_plan(table(sqlite.LEASE), [60, "[]"])
-        assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
-
 
 class TestFew:
     """The plans of a claim of few messages are kept, so they suit a table that was empty when they were made."""
@@ -444,15 +440,20 @@ class TestSettle:
         assert found["access_type"] in {"eq_ref", "range"}
 
 
-@pytest.mark.parametrize("mark", ["2026", None], ids=["leased", "in the claim's transaction"])
-@pytest.mark.parametrize("name", ["PROCESSED", "DELETED", "FAILED", "RETRIED"])
-def test_sqlite_settles_each_row_by_the_primary_key(name: str, mark: str | None):
-    plan = sqlite_plan(table(getattr(sqlite.SQLiteStore, name)), ["[]", mark])
-    assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
-
-
-def test_sqlite_releases_each_row_by_the_primary_key():
-    plan = sqlite_plan(table(sqlite.RELEASED), ["[]", "2026"])
+@pytest.mark.parametrize(
+    ("sql", "params"),
+    [
+        (sqlite.LEASE, [60, "[]"]),
+        (sqlite.RELEASED, ["[]", "2026"]),
+        *[
+            (getattr(sqlite.SQLiteStore, name), ["[]", mark])
+            for name in ("PROCESSED", "DELETED", "FAILED", "RETRIED")
+            for mark in ("2026", None)
+        ],
+    ],
+)
+def test_sqlite_leases_settles_and_releases_each_row_by_the_primary_key(sql: str, params: list[Any]):
+    plan = sqlite_plan(table(sql), params)
     assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
 
 

@@ -10,10 +10,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_outbox.checks.databases import check_databases
-from django_outbox.stores import wal_setup
+from django_outbox.stores import wal
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.wal import Publication, find_publication
-from django_outbox.stores.wal_setup import find_obstacles
+from django_outbox.stores.wal import Publication, find_obstacles, find_publication
 from tests.conftest import ALIASES
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
@@ -181,7 +180,7 @@ class TestPublication:
 
 @pytest.mark.usefixtures("log")
 def test_without_psycopg_3_there_is_a_warning(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("django_outbox.stores.wal_setup.find_spec", lambda name: None)
+    monkeypatch.setattr("django_outbox.stores.wal.find_spec", lambda name: None)
     assert checks() == ["W053"]
 
 
@@ -195,8 +194,8 @@ def test_a_server_that_is_away_is_reported():
 @pytest.mark.parametrize("level", ["replica", "minimal"])
 def test_postgresql_19_decodes_its_log_on_demand(level: str, monkeypatch: pytest.MonkeyPatch):
     """The server's version and level are constants in the query, because most servers are older."""
-    query = wal_setup.CAPABILITIES.replace("current_setting('server_version_num')", "'190000'")
-    monkeypatch.setattr(wal_setup, "CAPABILITIES", query.replace("current_setting('wal_level')", f"'{level}'"))
+    query = wal.CAPABILITIES.replace("current_setting('server_version_num')", "'190000'")
+    monkeypatch.setattr(wal, "CAPABILITIES", query.replace("current_setting('wal_level')", f"'{level}'"))
     checks = [obstacle.check for obstacle in find_obstacles(PostgreSQLStore(connections["postgresql"]))]
     assert ("W054" in checks) == (level == "minimal")
 

@@ -10,8 +10,7 @@ from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores import find_store
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.schema import describe_missing_schema
-from django_outbox.stores.wal import PUBLICATION
-from django_outbox.stores.wal_setup import list_statements
+from django_outbox.stores.wal import PUBLICATION, list_statements
 from django_outbox.utils.text import describe
 
 
