@@ -56,20 +56,17 @@ class ServerCheck:
         if position.server and position.server != server:
             if stream.settle_in_table(position, RECOVERED):
                 return None
-            self._report()
+            logger.warning(
+                "Publisher %(publisher)r: the position of its stream was copied from another server to database "
+                "%(database)r. Messages that it had not passed are due in the table; the others are marked as "
+                "processed. Messages that the other server's relay delivered after the copy are sent again.",
+                event="relay.position_copied",
+                publisher=self._table.publisher_alias,
+                database=self._table.using,
+            )
             position = replace(position, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
         if position.server != server:
             # It is looked at again, because this transaction may be rolled back.
             return stream.move(replace(position, server=server))
         self.is_checked, self._server = True, server
         return position
-
-    def _report(self) -> None:
-        logger.warning(
-            "Publisher %(publisher)r: the position of its stream was copied from another server to database "
-            "%(database)r. Messages that it had not passed are due in the table; the others are marked as processed. "
-            "Messages that the other server's relay delivered after the copy are sent again.",
-            event="relay.position_copied",
-            publisher=self._table.publisher_alias,
-            database=self._table.using,
-        )
