@@ -239,8 +239,4 @@ class MessageList(ChangeList):
             return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
         if self.wanted or not self.looked_through_all:
             return _("No message matches the filters.")
-        return {
-            Status.FAILED.value: _("There are no failed messages."),
-            Status.PENDING.value: _("There are no pending messages for this publisher."),
-            Status.PROCESSED.value: _("There are no processed messages. They are deleted after the retention period."),
-        }.get(self.state, _("There are no messages."))
+        return _("There are no messages.")
