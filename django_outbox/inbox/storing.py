@@ -47,9 +47,6 @@ ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 NOT_ABOUT_CONTENT = (DatabaseError, InterfaceError, ImproperlyConfigured, MemoryError, OSError)
 """Errors that no message causes, except `ROW_ERRORS` and those of a refused row."""
 
-CONTENT_ERRORS = (*ROW_ERRORS, ValueError, TypeError, ArithmeticError, RecursionError)
-"""Errors that content causes when it is inserted. The project may cause any other, whatever the content is."""
-
 
 class Rejected(NamedTuple):
     """An invalid message that could not be stored as a failed message either.
@@ -279,14 +276,14 @@ class InboxWriter:
     def _is_about_content(self, error: Exception, again: Callable[[], object]) -> bool:
         """Return whether content caused the error of a function.
 
-        Any other error may be raised anywhere, as Celery raises SoftTimeLimitExceeded. An error that content causes is
-        raised again when the function is called again.
+        An error that content causes is raised again when the function is called again. Others may be raised anywhere,
+        as Celery raises SoftTimeLimitExceeded.
         """
         if isinstance(error, ROW_ERRORS) or shows_refused_row(error):
             return not self._store.is_taken_id(error)
         if isinstance(error, NOT_ABOUT_CONTENT):
             return False
-        if isinstance(error, CONTENT_ERRORS):
+        if isinstance(error, Unstorable | InvalidMessage):
             return True
         try:
             again()
