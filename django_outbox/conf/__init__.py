@@ -188,7 +188,6 @@ class OutboxSettings:
     lock_keys: bool = field(default=False, metadata=read_by(flag))
     notify: bool = field(default=True, metadata=read_by(flag))
     dead_letter_publisher: str | None = field(default=None, metadata=read_by(publisher_alias_or_none))
-    tracing: bool = field(default=True, metadata=read_by(flag))
     deliver_in_runserver: bool = field(default=False, metadata=read_by(flag))
     consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict, metadata=read_by(read_consumers))
     inbox_retention: datetime.timedelta | None = field(

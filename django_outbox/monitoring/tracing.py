@@ -11,7 +11,6 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, class_path
 from django_outbox.models import OutboxMessage
 from django_outbox.tracing import PublishedBatch, Tracer
@@ -35,7 +34,7 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 
 class OpenTelemetryTracer(Tracer):
-    """Creates spans with the globally configured tracer provider, unless `OUTBOX["TRACING"]` is False."""
+    """Creates spans with the globally configured tracer provider."""
 
     def __init__(self) -> None:
         # It uses the provider that is configured when a span begins, also one that is configured later.
@@ -50,7 +49,7 @@ class OpenTelemetryTracer(Tracer):
         A sampled trace gets one span, and the messages get its context. Without a current span, no trace begins.
         """
         span = trace.get_current_span()
-        if not span.get_span_context().is_valid or not get_settings().tracing:
+        if not span.get_span_context().is_valid:
             return nullcontext(_NO_HEADERS)
         new = [message for message in messages if TRACEPARENT not in message.headers]
         if not new:
@@ -67,7 +66,7 @@ class OpenTelemetryTracer(Tracer):
         """
         own = context.Context()
         span = None
-        if TRACEPARENT in message.headers and get_settings().tracing:
+        if TRACEPARENT in message.headers:
             own = self._extract(message)
             if _is_sampled(message.headers) and self._handled.take():
                 span = self._start_handling(message, own)
@@ -86,8 +85,6 @@ class OpenTelemetryTracer(Tracer):
 
     def published(self, batch: PublishedBatch) -> None:
         """Record a span for each message with a sampled trace, failures first, while the allowance lasts."""
-        if not get_settings().tracing:
-            return
         sampled = [
             (message, outcome)
             for message, outcome in zip(batch.messages, batch.outcomes, strict=True)

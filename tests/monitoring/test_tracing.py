@@ -186,15 +186,6 @@ def test_a_message_to_several_publishers_is_one_span(using: str, spans: InMemory
     assert {context_of(headers).span_id for headers in rows} == {context.span_id}
 
 
-def test_tracing_can_be_switched_off(spans: InMemorySpanExporter, scripted: Script):
-    with override_settings(OUTBOX={**OUTBOX, "TRACING": False}):
-        with tracer.start_as_current_span("request"):
-            assert write().headers == {}
-        write(headers={"traceparent": traceparent()})
-        assert [dict(message.headers) for message in deliver(scripted)] == [{}, {"traceparent": traceparent()}]
-    assert [span.name for span in spans.get_finished_spans()] == ["request"]
-
-
 # Publishing
 
 
