@@ -11,8 +11,8 @@ HANDLERS = "x-handlers"
 """The key of a message for the names of the handlers that this project has for it. They have no line numbers, so that
 the document does not change with every edit of a module."""
 
-METADATA = "x-event"
-"""The key of a message for the event's type, version, destination and key."""
+KEY = "x-key"
+"""The key of a message for the template of the event's key."""
 
 
 def make_asyncapi(event_types: Iterable[EventType], *, handlers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -63,12 +63,7 @@ def _message(event_type: EventType, name: str, handlers: Sequence[str]) -> dict[
             "required": [VERSION_HEADER],
         },
         "payload": {"$ref": f"#/components/schemas/{name}"},
-        METADATA: {
-            "type": event_type.type,
-            "version": event_type.version,
-            "destination": event_type.topic or event_type.type,
-            "key": event_type.key,
-        },
+        **({KEY: event_type.key} if event_type.key else {}),
         **({HANDLERS: [*handlers]} if handlers else {}),
     }
 

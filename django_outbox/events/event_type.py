@@ -3,6 +3,7 @@
 import enum
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,20 +26,18 @@ Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns a payload of one version into a payload of the next one."""
 
 
+@dataclass(eq=False, repr=False)
 class EventType:
     """A type of events, and the class of its instances. Takes the arguments of `event`."""
 
-    def __init__(
-        self, type: str, cls: type, codec: "Codec", *, version: int, key: str, topic: str, publisher: str | None
-    ):
-        self.type = type
-        self.cls = cls
-        self.version = version
-        self.key = key
-        self.topic = topic
-        self.publisher = publisher
-        self.codec = codec
-        self.upgrades: dict[int, Upgrade] = {}
+    type: str
+    cls: Any
+    codec: "Codec"
+    version: int
+    key: str
+    topic: str
+    publisher: str | None
+    upgrades: dict[int, Upgrade] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.type} {self.version}: {self.path}>"
@@ -87,11 +86,9 @@ class EventType:
             )
 
         def add(function: Upgrade) -> Upgrade:
-            known = self.upgrades.get(from_version)
-            if known is not None and _name(known) != _name(function):
+            if from_version in self.upgrades:
                 raise ImproperlyConfigured(
-                    f"{self.path}: there are two upgrades from version {from_version}, {_name(known)} and "
-                    f"{_name(function)}. Keep one of them."
+                    f"{self.path} has two upgrades from version {from_version}. Keep one of them."
                 )
             self.upgrades[from_version] = function
             return function
@@ -161,7 +158,3 @@ class EventType:
 
 def is_version(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _name(function: Upgrade) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"

@@ -107,7 +107,7 @@ def test_an_upgrade_starts_from_an_older_version(order_created: Any, version: An
 
 
 def test_a_second_upgrade_from_a_version_is_refused(order_created: Any):
-    with pytest.raises(ImproperlyConfigured, match="there are two upgrades from version 1"):
+    with pytest.raises(ImproperlyConfigured, match="has two upgrades from version 1"):
         upgrade(order_created, from_version=1)(dict)
 
 
