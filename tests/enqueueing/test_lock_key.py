@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet  # before Python 3.11 not the built-in one
 
 import pytest
 from django.core.management.sql import emit_post_migrate_signal
@@ -36,30 +35,6 @@ def delivered(using: str) -> list[int]:
     with claim(using) as batch:
         settle(using, batch, processed=[message.id for message in batch.messages])
         return [int(message.payload) for message in batch.messages]
-
-
-@locking
-def test_with_the_lock_the_second_transaction_waits_until_the_first_has_committed(using: str):
-    order: list[str] = []
-    begun = threading.Event()
-
-    def second() -> None:
-        with another_alias(using) as alias, transaction.atomic(using=alias):
-            begun.set()
-            enqueue("a", 2, key="k", using=alias, lock_key=True)
-            order.append("second")
-
-    with ThreadPoolExecutor(1) as pool:
-        with transaction.atomic(using=using):
-            enqueue("a", 1, key="k", using=using, lock_key=True)
-            future = pool.submit(second)
-            assert begun.wait(60)
-            with pytest.raises(NotYet):
-                future.result(timeout=0.5)
-            order.append("first")
-        future.result(timeout=60)
-    assert order == ["first", "second"]
-    assert delivered(using) == [1, 2]
 
 
 @locking

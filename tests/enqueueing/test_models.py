@@ -174,12 +174,6 @@ def test_with_a_replica_everything_is_written_to_the_primary():
     assert OutboxMessage.objects.using("postgresql").count() == 0
 
 
-def test_a_payload_may_be_null(using: str):
-    message = OutboxMessage.objects.using(using).create(type="a", payload=None)
-    message.refresh_from_db()
-    assert message.payload is None
-
-
 def test_the_migration_matches_the_model():
     out = io.StringIO()
     call_command("makemigrations", "django_outbox", check=True, dry_run=True, stdout=out)

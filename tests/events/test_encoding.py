@@ -187,10 +187,6 @@ class Stop:
     at: datetime.datetime | None
 
 
-class Opening(BaseModel):
-    at: str
-
-
 @pytest.mark.django_db
 class TestNaiveDatetimes:
     @pytest.fixture
@@ -223,12 +219,6 @@ class TestNaiveDatetimes:
         cls = event("opened")(dataclasses.make_dataclass("Opened", [("times", annotation)]))
         with transaction.atomic(), pytest.raises(InvalidEvent, match=r"times.*: .*is a naive datetime"):
             enqueue(cls(times=times))
-
-    def test_the_remedy_for_a_time_of_no_zone_works(self):
-        event("opened")(Opening)
-        with transaction.atomic():
-            message = enqueue(Opening(at=NAIVE.isoformat()))
-        assert message.payload == {"at": "2026-05-01T08:30:00"}
 
 
 SURROGATE = chr(0xD800)
