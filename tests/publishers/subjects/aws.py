@@ -51,9 +51,9 @@ class SQSSubject(ProxiedSubject):
         found: list[Received] = []
         options: dict[str, Any] = {"MaxNumberOfMessages": 10, "WaitTimeSeconds": 0, "MessageAttributeNames": ["All"]}
         while messages := self._client.receive_message(QueueUrl=self._queue_url, **options).get("Messages"):
-            for each in messages:
-                found.append(_read(each))
-                self._client.delete_message(QueueUrl=self._queue_url, ReceiptHandle=each["ReceiptHandle"])
+            found += map(_read, messages)
+            handles = [{"Id": str(n), "ReceiptHandle": each["ReceiptHandle"]} for n, each in enumerate(messages)]
+            self._client.delete_message_batch(QueueUrl=self._queue_url, Entries=handles)
         return found
 
     def poison(self) -> Message:
