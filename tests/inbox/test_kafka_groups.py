@@ -23,6 +23,7 @@ from tests.inbox.conftest import outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import FORK_INBOXES
 from tests.inbox.sources.base import Sent
 from tests.inbox.sources.kafka import QUICK, KafkaSource
+from tests.support.jars import KAFKA
 from tests.support.kafka.shared import MOCK_REASON, is_real
 from tests.support.kafka.tools import admin, create_topic
 from tests.support.scripts import StartProcess
@@ -147,6 +148,23 @@ def test_members_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_ea
     for message in stored("postgresql"):
         arrived.setdefault(message.key, []).append(message.payload)
     assert arrived == {key: numbers for key, numbers in sent.items() if numbers}
+
+
+def test_records_that_come_again_after_a_reset_of_the_offsets_are_recognized(source, make_inbox):
+    source.send(*range(20))
+    read_all(make_inbox(), source)
+    assert not source.unsettled()
+    options = ["--bootstrap-server", source.servers, "--group", source.group, "--topic", source.name]
+    reset = ["--reset-offsets", "--to-earliest", "--execute"]
+    tool = KAFKA.command("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *options, *reset)
+    subprocess.run(tool, capture_output=True, timeout=60, check=True)
+    assert source.unsettled() == 20
+    source.sent = 20
+    inbox = make_inbox()
+    read_all(inbox, source)
+    assert (inbox.tally.received, inbox.tally.known, inbox.tally.stored) == (20, 20, 0)
+    assert sorted(payloads("default")) == [*range(20)]
+    assert not source.unsettled()
 
 
 @pytest.mark.parametrize("source", [1], indirect=True)
