@@ -57,11 +57,7 @@ def describe_publisher(publisher: Publisher) -> str:
 
 
 def read_outcome(given: object, source: str = "the publisher") -> Outcome:
-    """Return an outcome with fields of the right types and a reason on one line, or raise TypeError.
-
-    Args:
-        source: who returned it, for the error.
-    """
+    """Return an outcome with fields of the right types and a reason on one line. A TypeError names the `source`."""
     if given is ACCEPTED:
         return ACCEPTED
     if not isinstance(given, Outcome):

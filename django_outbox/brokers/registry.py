@@ -10,9 +10,6 @@ from django_outbox.brokers.memory import MemoryPublisher, open_blocks
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import ConsumerConfig, PublisherConfig, SettingsProblem, get_settings
 
-EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
-"""The extras of this app. Each one installs the driver for the package of the same name."""
-
 SHIPPED = (
     "django_outbox.brokers.aws.SNSPublisher",
     "django_outbox.brokers.aws.SQSPublisher",
@@ -100,7 +97,8 @@ def construct(
 def _import_hint(backend: str, kind: str) -> str:
     """Return the hint about a class that cannot be imported; `kind` is the end of its name: Publisher or Consumer."""
     *packages, name = backend.removesuffix(kind).split(".")
-    if backend in SHIPPED and packages[2] in EXTRAS:
+    if backend in SHIPPED:
+        # The driver's extra has the name of the package.
         return f'Install the driver: pip install "django-transactional-outbox[{packages[2]}]".'
     paths = [path for path in SHIPPED if path.endswith(kind)]
     found = [path for path in paths if path.split(".")[2] in packages]

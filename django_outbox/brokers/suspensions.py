@@ -47,13 +47,7 @@ class Suspensions(Generic[K]):
     """The destinations that a publisher has set aside. Thread-safe.
 
     After each wait, one trial is let through. If it fails, the destination is set aside for twice as long as before.
-    The log has the beginning, a line per minute, and the end.
-
-    Args:
-        owner: the publisher, for the log.
-
-    Attributes:
-        suspended: the destinations that are set aside.
+    The log has the beginning, a line per minute, and the end, each with the `owner`.
     """
 
     def __init__(
@@ -79,9 +73,8 @@ class Suspensions(Generic[K]):
     def begin(self, key: K, reason: str, error_class: str = "", *, least: float = 0.0) -> Outcome:
         """Set a destination aside, or again after a failed trial; return the outcome of its messages.
 
-        Failures of messages that were on their way already do not lengthen the wait.
-
-        It waits at least `least` seconds, up to `MAX_WAIT`.
+        Failures of messages that were on their way already do not lengthen the wait. It is at least `least` seconds, up
+        to `MAX_WAIT`.
         """
         with self._lock:
             now = self._clock()

@@ -1,5 +1,6 @@
 """Messages as CloudEvents, as the SDK of the CloudEvents project reads them."""
 
+import datetime
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ def assert_is_the_order(event: BaseCloudEvent, message: Message) -> None:
 def test_blank_fields_are_left_out():
     message = make_message("", headers={"traceparent": "", "tracestate": None})
     assert set(cloudevents.attributes(message, "/shop")) == {"specversion", "id", "source", "type", "time"}
+
+
+def test_times_are_in_utc_with_microseconds():
+    zone = datetime.timezone(datetime.timedelta(hours=-8))
+    occurred_at = datetime.datetime(2026, 1, 1, 20, 0, 0, 1, tzinfo=zone)
+    assert cloudevents.attributes(make_message(occurred_at=occurred_at), "/")["time"] == "2026-01-02T04:00:00.000001Z"
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

@@ -11,6 +11,12 @@ from django_outbox.brokers.rabbitmq.errors import blames_message, explain
     [
         (404, "NOT_FOUND - no queue 'billing' in vhost '/'", "declare the queue, or correct the option queue"),
         (404, "NOT_FOUND - no exchange 'shop' in vhost '/'", "declare it, or set declare_exchange"),
+        (
+            403,
+            "ACCESS_REFUSED - read access to queue 'billing' in vhost '/' refused for user 'shop'",
+            "give the user of the url permission to read the queue",
+        ),
+        (403, "ACCESS_REFUSED - queue 'x' in vhost '/' in exclusive use", "another consumer reads it exclusively"),
         (403, "ACCESS_REFUSED - cannot publish to internal exchange 'shop' in vhost '/'", "name another exchange"),
         (
             406,

@@ -99,11 +99,6 @@ def test_an_invalid_option_is_reported_with_the_remedy(options: dict[str, Any], 
     assert raised.value.__context__ is None or raised.value.__suppress_context__
 
 
-def test_an_unknown_option_is_a_type_error_that_names_it():
-    with pytest.raises(TypeError, match="durable"):
-        RabbitMQPublisher("shop", url="amqp://host", durable=True)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(("query", "expected"), [("", 30), ("heartbeat=3", 3)])
 def test_the_url_may_set_the_heartbeat(query: str, expected: int):
     assert RabbitMQPublisher("shop", url=f"amqp://host?{query}").hosts[0].heartbeat == expected

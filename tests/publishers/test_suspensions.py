@@ -74,13 +74,6 @@ def test_the_outcome_has_the_latest_reason(suspensions: Suspensions[str], clock:
     assert (outcome.error, outcome.error_class, outcome.retry_after) == ("stalled", "rabbitmq.stalled", 0.1)
 
 
-def test_a_destination_that_was_not_set_aside_cannot_be_tried_or_ended(suspensions: Suspensions[str]):
-    assert not suspensions.begin_trial("other")
-    suspensions.end_trial("other")
-    suspensions.end("other")
-    assert "other" not in suspensions.suspended
-
-
 def test_a_destination_without_messages_is_forgotten(suspensions: Suspensions[str], clock: Clock):
     begin(suspensions, "gone")
     clock.now += 590

@@ -88,7 +88,6 @@ class KombuTasks(Publisher):
         return self._connection
 
     def _send_all(self, connection: Connection, messages: Sequence[Message]) -> Iterator[Outcome]:
-        """Send messages and yield their outcomes. If the connection fails, the error of the transport is raised."""
         # Only newer releases of kombu have batches, and so do the stubs.
         producer: Any = Producer(connection.default_channel, auto_declare=False)
         size = CHUNK_SIZE if getattr(producer, "supports_batch_publish", False) else 1

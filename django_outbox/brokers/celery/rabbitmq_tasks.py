@@ -5,6 +5,7 @@ The pipelined publisher sends 20 times as many messages a second as kombu with `
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -83,20 +84,15 @@ class RabbitMQTasks(RabbitMQPublisher):
             exchanges = {task.exchange for task in tasks} - self._known_exchanges
             if not queues and not exchanges:
                 return set()
-            try:
-                with connect(self.app, read_timeout=self.timeout, write_timeout=self.timeout) as connection:
-                    for name in sorted(queues):
-                        self._declare_queue(connection, name)
-                    return {name for name in sorted(exchanges) if not self._exists(connection, name)}
-            except Exception as error:
-                # The broker is unavailable. The publisher reports that for each message.
-                logger.debug(
-                    "Publisher %(publisher)r: queues were not declared: %(reason)s",
-                    event="publisher.queue_not_declared",
-                    publisher=self.alias,
-                    reason=describe(error),
-                )
-                return set()
+            # If the broker is unavailable, the publisher reports that for each message.
+            with (
+                suppress(Exception),
+                connect(self.app, read_timeout=self.timeout, write_timeout=self.timeout) as connection,
+            ):
+                for name in sorted(queues):
+                    self._declare_queue(connection, name)
+                return {name for name in sorted(exchanges) if not self._exists(connection, name)}
+            return set()
 
     def _declare_queue(self, connection: Connection, name: str) -> None:
         queue = self.app.amqp.queues[name]

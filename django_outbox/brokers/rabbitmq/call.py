@@ -60,13 +60,13 @@ class Destinations(Suspensions[str]):
         return outcome
 
     def trust(self, destinations: Iterable[str]) -> None:
+        """Let messages for these destinations be sent with others. Any other destination is tried first."""
         with self._lock:
             if len(self._trusted) > MAX_TRUSTED:
                 self._trusted.clear()
             self._trusted.update(each for each in destinations if each not in self.suspended)
 
     def is_trusted(self, destination: str) -> bool:
-        """Return whether messages for this destination can be sent with others; it must be tried before otherwise."""
         return destination in self._trusted
 
     def begin_round(self) -> bool:
@@ -87,8 +87,7 @@ class RabbitMQCall(Call[Message]):
     is confirmed, the destination's other messages are sent again; otherwise they are set aside. Each transmission
     encodes its own messages.
 
-    Args:
-        open_trials: opens a connection for trials, and returns the reason if that fails.
+    `open_trials` opens a connection for trials, and returns the reason if that fails.
     """
 
     def __init__(

@@ -26,9 +26,6 @@ class RabbitMQConnection(ConnectionThread):
     """One connection; its thread handles heartbeats and responses.
 
     The nodes of a cluster are tried in random order, so that connections spread over them.
-
-    Args:
-        hosts: the nodes to try.
     """
 
     def __init__(

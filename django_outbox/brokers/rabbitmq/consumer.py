@@ -24,10 +24,9 @@ REFUSED_BY_STREAMS = {"x-priority": 0}
 begins at its end, and `Window` begins another consumer again and again, so the messages in between would be skipped."""
 
 MANY_RETURNS = 10
-"""Minimum number of times that a message was returned to its queue for a warning."""
+"""Number of returns of a message to its queue that is logged, at most once in `WARNING_INTERVAL` seconds."""
 
 WARNING_INTERVAL = 60.0
-"""Seconds between two such warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +54,7 @@ class Window:
     While windows grow, settled messages must not make room for others. Such a window is settled as a whole, after the
     consumer was cancelled: nothing is then on its way from the queue.
 
-    Args:
-        max_size: size up to which windows grow. A window of that size is refilled.
-        first_size: size of the first one.
-
-    Attributes:
-        size: the number of messages that may be unsettled.
+    Windows grow up to `max_size` messages that may be unsettled. A window of that size is refilled.
     """
 
     def __init__(self, max_size: int, first_size: int = 1) -> None:

@@ -219,11 +219,7 @@ class ConfirmWire(Wire):
 
 
 class DeliveryWire(Wire):
-    """Reads deliveries.
-
-    Args:
-        has_heartbeats: whether the connection has heartbeats, so pika expects to receive something.
-    """
+    """Reads deliveries. If the connection has heartbeats, pika expects to receive something now and then."""
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ AnyResult: TypeAlias = "TaskResult[..., Any]"
 APP = "django_outbox.contrib.django_tasks"
 
 DEFAULT_PUBLISHER = "handlers"
-
 ENTRY = '"handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}'
 
 
