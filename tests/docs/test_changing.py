@@ -1,14 +1,13 @@
 """Guides about other packages, which are installed: other outboxes, DRF and ninja. And the guide from `on_commit`."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-HOW_TO = ROOT / "docs" / "how-to"
+from tests.docs.blocks import ROOT, find
+
 PACKAGES = (
     *("django-outbox-pattern==3.2.*", "django-celery-outbox==0.4.*", "django-domain-events==0.14.*"),
     *("djangorestframework>=3.16", "django-ninja>=1.4"),
@@ -82,14 +81,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def blocks(page: str, caption: str) -> list[str]:
-    pattern = rf"^```{{code-block}} python\n:caption: {re.escape(caption)}\n\n(.*?)^```$"
-    return re.findall(pattern, (HOW_TO / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
-
-
 def move(folder: Path, packages: Path, app: str, enqueueing: str, checking: str) -> None:
     """Store messages with another outbox, move them as its guide does, and check what is in this one."""
-    (shown,) = [code for code in blocks("from-other-outboxes", "shop/moving.py") if f"from {app}" in code]
+    (shown,) = [code for code in find("from-other-outboxes", caption="shop/moving.py") if f"from {app}" in code]
     run(folder, f"{enqueueing}\nfrom shop.moving import move_pending\n{checking}", app, packages, moving=shown)
 
 
@@ -217,15 +211,15 @@ assert [(row.event_id, row.receiver_key) for row in owed] == [(1, "shop.write_re
 @pytest.mark.slow
 @pytest.mark.parametrize("outbox", ["", " (with the outbox)"], ids=["before", "after"])
 def test_the_tests_before_and_after_on_commit_pass(tmp_path: Path, outbox: str):
-    (services,) = blocks("from-on-commit", f"shop/services.py{outbox}")
-    (tests,) = blocks("from-on-commit", f"shop/tests.py{outbox}")
+    (services,) = find("from-on-commit", caption=f"shop/services.py{outbox}")
+    (tests,) = find("from-on-commit", caption=f"shop/tests.py{outbox}")
     script = 'call_command("test", "shop", verbosity=0)'
     run(tmp_path, script, "shop", models=MODEL, services=SERVICES + services, tests=TESTS + tests)
 
 
 @pytest.mark.slow
 def test_the_views_of_the_guide_to_drf_and_ninja_create_an_order_with_its_message(tmp_path: Path, packages: Path):
-    modules = {name: "".join(blocks("frameworks", f"shop/{name}.py")) for name in ("models", "views", "api")}
+    modules = {name: "".join(find("frameworks", caption=f"shop/{name}.py")) for name in ("models", "views", "api")}
     script = """
 from decimal import Decimal
 from unittest import mock

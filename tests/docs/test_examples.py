@@ -21,24 +21,9 @@ from django_outbox.messages import Message, OutcomeKind
 from django_outbox.monitoring import views
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
+from tests.docs.blocks import HOW_TO, example, find
 from tests.support.archives import archives, archiving, failed
 from tests.support.http.receiver import Call, Receiver, Reply
-
-HOW_TO = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
-
-
-def example(page: str, defining: str) -> Any:
-    """Run the example of a page that defines this name, and return what it stands for."""
-    for code in re.findall(r"^```(?:\{code-block\} )?python\n(?::caption: [^\n]+\n)?(.*?)^```$", *text(page)):
-        if re.search(rf"^(def|class) {defining}\b", code, re.MULTILINE):
-            names: dict[str, Any] = {}
-            exec(compile(code, page, "exec"), names)
-            return names[defining]
-    raise AssertionError(f"{page} has no example that defines {defining}")
-
-
-def text(page: str) -> tuple[str, re.RegexFlag]:
-    return (HOW_TO / page).read_text(), re.MULTILINE | re.DOTALL
 
 
 def reply(call: Call) -> Reply:
@@ -51,7 +36,7 @@ def reply(call: Call) -> Reply:
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
     with Receiver(reply) as receiver:
-        yield example("custom-publisher.md", "WebhookPublisher")("default", url=receiver.url("/orders"))
+        yield example("custom-publisher", "WebhookPublisher")("default", url=receiver.url("/orders"))
 
 
 def message(payload: int) -> Message:
@@ -83,7 +68,7 @@ def test_the_webhook_publisher_leaves_the_rest_unanswered_when_the_receiver_hang
 def test_the_token_of_the_guide_to_monitoring_protects_a_page(header: str | None, status: int, settings: Any):
     settings.METRICS_TOKEN = "s3cret"
     headers = {"Authorization": header} if header else {}
-    protected = example("monitoring.md", "token_required")(views.metrics)
+    protected = example("monitoring", "token_required")(views.metrics)
     assert protected(RequestFactory().get("/", headers=headers)).status_code == status
 
 
@@ -98,22 +83,23 @@ def test_the_dry_run_of_the_guide_to_failed_messages_prints_what_it_prints():
     output = StringIO()
     call_command("outbox_requeue", "--dry-run", stdout=output)
     header, _, *end = output.getvalue().splitlines()
-    (transcript,) = re.findall(r"^\$ python manage.py outbox_requeue --dry-run\n(.*?)^```", *text("failed-messages.md"))
-    lines = transcript.splitlines()
+    begin = "$ python manage.py outbox_requeue --dry-run\n"
+    (transcript,) = [text for text in find("failed-messages", "console") if text.startswith(begin)]
+    lines = transcript.splitlines()[1:]
     assert re.split(r"\s{2,}", lines[0]) == re.split(r"\s{2,}", header)
     assert [line.replace("1,207", "15") for line in lines[-2:]] == end
 
 
 @pytest.mark.django_db(databases=["postgresql"])
 def test_the_statement_of_the_guide_to_performance_runs_on_postgresql():
-    [statement] = re.findall(r"^```sql\n(.*?)^```$", *text("performance.md"))
+    [statement] = find("performance", "sql")
     with connections["postgresql"].cursor() as cursor:
         cursor.execute(statement)
 
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
 def test_the_guide_to_the_archive_shows_what_outbox_restore_prints(tmp_path: Path):
-    page, _ = text("retention.md")
+    page = (HOW_TO / "retention.md").read_text()
     ((command, shown),) = re.findall(r"^\$ python manage.py (outbox_restore .*)\n(.+\n)```", page, re.MULTILINE)
     with archiving(tmp_path):
         failed("default", 1)
@@ -129,7 +115,7 @@ def test_the_guide_to_the_archive_shows_what_outbox_restore_prints(tmp_path: Pat
 
 
 def test_the_settings_of_the_guide_to_the_archive_pass_the_checks(tmp_path: Path):
-    (code, *_) = re.findall(r"^```\{code-block\} python\n:caption: settings.py\n\n(.*?)^```$", *text("retention.md"))
+    code, *_ = find("retention", caption="settings.py")
     names: dict[str, Any] = {}
     exec(compile(code, "retention.md", "exec"), names)
     with override_settings(STORAGES=names["STORAGES"], OUTBOX=names["OUTBOX"]):
@@ -139,7 +125,7 @@ def test_the_settings_of_the_guide_to_the_archive_pass_the_checks(tmp_path: Path
 @pytest.mark.django_db(databases=ALIASES)
 @pytest.mark.parametrize("using", ALIASES)
 def test_the_statement_for_a_copy_of_production_removes_the_pending_messages(using: str):
-    (statement,) = re.findall(r"^```sql\n(.*?)^```$", *text("deployment.md"))
+    (statement,) = find("deployment", "sql")
     with transaction.atomic(using=using):
         _, processed, failed = (enqueue("order.created", number, using=using) for number in range(3))
         now = datetime.now(timezone.utc)

@@ -1,13 +1,11 @@
 """The guide to security gives each process its own database user: what its GRANTs allow, and what they do not."""
 
 import datetime
-import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from django_outbox.relay import Limits, Relay
 from django_outbox.retention.purge import purge
 from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES, LOCKING
+from tests.docs.blocks import find
 from tests.support.databases import another_alias
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -32,22 +31,16 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "security.md"
-
 As = Callable[[str], AbstractContextManager[None]]
 
 
 def statements(using: str) -> str:
-    on_postgresql, on_mysql, _ = blocks()
+    on_postgresql, on_mysql, _ = find("security", "sql")
     return on_postgresql if using == "postgresql" else on_mysql
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-
-
 def for_monitoring(using: str) -> str:
-    *_, sql = blocks()
+    *_, sql = find("security", "sql")
     return sql if using == "postgresql" else sql.replace(" ON ", " ON shop.")
 
 

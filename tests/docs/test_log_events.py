@@ -12,6 +12,7 @@ import pytest
 
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.utils.logs import logger
+from tests.docs.blocks import find
 from tests.support.project_files import ROOT
 
 ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| [A-Z, ]+ \| ([^|]*) \|", re.MULTILINE)
@@ -70,8 +71,7 @@ def test_an_outage_can_be_read_from_the_fields(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_formatter_of_the_docs_writes_the_fields_as_json():
-    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
-    [code] = re.findall(r":caption: project/log.py\n(.*?)```", page, re.DOTALL)
+    [code] = find("monitoring", caption="project/log.py")
     names: dict[str, Any] = {}
     exec(code, names)
     written: list[str] = []

@@ -4,11 +4,10 @@ import ast
 import configparser
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -31,28 +30,12 @@ from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublis
 from django_outbox.brokers.registry import build_publisher
 from django_outbox.handlers import HandlersPublisher
 from django_outbox.retry import RetryPolicy
+from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.support.project_files import read_pyproject
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "django_outbox"
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-class Block(NamedTuple):
-    """A fenced block of a page: its language, its caption if it has one, and its lines."""
-
-    page: str
-    language: str
-    caption: str
-    code: str
-
-
-def blocks_of(page: Path) -> Iterator[Block]:
-    pattern = r"^( *)```(?:\{code-block\} )?(\w+)\n(?:\s*:caption: ([^\n]+)\n\s*\n)?(.*?)^\1```$"
-    for found in re.finditer(pattern, page.read_text(), re.MULTILINE | re.DOTALL):
-        yield Block(page.relative_to(ROOT).as_posix(), found[2], found[3] or "", textwrap.dedent(found[4]))
-
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 COMMANDS = [

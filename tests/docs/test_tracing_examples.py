@@ -28,7 +28,7 @@ from django.db import transaction
 from django_outbox import enqueue
 from django_outbox.brokers.memory import published
 from django_outbox.relay import Relay
-from tests.docs.test_examples import example
+from tests.docs.blocks import example
 
 call_command("migrate", verbosity=0)
 
@@ -42,13 +42,13 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 exporter = InMemorySpanExporter()
-provider = example("tracing.md", "set_up_tracing")(exporter)
+provider = example("tracing", "set_up_tracing")(exporter)
 with trace.get_tracer("shop").start_as_current_span("request"), transaction.atomic():
     enqueue("order.created", {"id": 7})
 with Relay() as relay:
     relay.drain()
 channel = mock.Mock()
-example("tracing.md", "on_message")(channel, SimpleNamespace(delivery_tag=3), properties(), b'{"id": 7}')
+example("tracing", "on_message")(channel, SimpleNamespace(delivery_tag=3), properties(), b'{"id": 7}')
 channel.basic_ack.assert_called_once_with(3)
 provider.shutdown()
 spans = {span.context.span_id: span for span in exporter.get_finished_spans()}

@@ -1,7 +1,5 @@
 """The receivers in the guides to webhooks and CloudEvents, with requests and messages of the publishers."""
 
-import re
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,21 +10,13 @@ from django.test import RequestFactory
 
 from django_outbox.brokers.rabbitmq.encoding import as_event
 from django_outbox.messages import ACCEPTED
+from tests.docs.blocks import example
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver
 
 pytest_plugins = ["tests.support.http.fixtures"]
 
-GUIDES = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
 SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
-
-
-def run_example(guide: str, name: str, **names: Any) -> Any:
-    """Run the example that defines a function, and return the function."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (GUIDES / f"{guide}.md").read_text(), re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if f"def {name}(" in block]
-    exec(compile(code, guide, "exec"), names)
-    return names[name]
 
 
 def to_request(call: Call, **headers: str) -> HttpRequest:
@@ -40,7 +30,7 @@ def test_the_receiver_of_webhooks_handles_each_id_once(
 ):
     monkeypatch.setenv("BILLING_WEBHOOK_SECRET", SECRET)
     invoices: list[Any] = []
-    receive = run_example("webhooks", "receive_order", create_invoice=invoices.append)
+    receive = example("webhooks", "receive_order", create_invoice=invoices.append)
     assert make_webhooks(receiver.url(), secrets=SECRET).publish([make_message(payload=b'{"id": 7}')]) == [ACCEPTED]
     (call,) = receiver.calls
     assert [receive(to_request(call)).status_code for _ in range(2)] == [204, 204]
@@ -53,7 +43,7 @@ def test_the_receiver_of_webhooks_handles_each_id_once(
 def test_the_receiver_of_events_reads_them(
     receiver: Receiver, make_webhooks: MakePublisher, capsys: pytest.CaptureFixture[str]
 ):
-    receive = run_example("cloudevents", "receive_event")
+    receive = example("cloudevents", "receive_event")
     message = make_message(payload=b'{"id": 7}')
     assert make_webhooks(receiver.url(), format="cloudevents", source="/shop").publish([message]) == [ACCEPTED]
     (call,) = receiver.calls
@@ -62,7 +52,7 @@ def test_the_receiver_of_events_reads_them(
 
 
 def test_the_consumer_of_events_reads_them(capsys: pytest.CaptureFixture[str]):
-    on_message = run_example("cloudevents", "on_message")
+    on_message = example("cloudevents", "on_message")
     message = as_event(make_message(payload=b'{"id": 7}'), "/shop")
     properties = pika.BasicProperties(headers=dict(message.headers), content_type="application/json")
     on_message(Mock(), Mock(), properties, message.payload)

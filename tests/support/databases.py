@@ -97,9 +97,7 @@ def another_alias(alias: str, **options: Any) -> Iterator[str]:
 def isolation(using: str, level: str) -> dict[str, Any]:
     """The OPTIONS that make a level the default of a connection; SQLite has but one."""
     if using == "postgresql":
-        from psycopg import IsolationLevel  # noqa: PLC0415 - only where it is installed
-
-        return {"isolation_level": IsolationLevel[level.upper().replace(" ", "_")]}
+        return {"isolation_level": psycopg.IsolationLevel[level.upper().replace(" ", "_")]}
     return {"isolation_level": level} if connections[using].vendor == "mysql" else {}
 
 
