@@ -1,9 +1,7 @@
 """The table at the end of a run."""
 
-import platform
 from collections import defaultdict
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from tests.faults.breaking import Inflicted
 from tests.faults.ledger import Ledger, Promise
@@ -30,7 +28,7 @@ def table(result: Result) -> str:
     """Return the result as text: the ledger, the faults, and each broken promise."""
     plan, ledger = result.plan, result.ledger
     lines = [
-        f"{plan.database}: {', '.join((*result.versions, *own_versions()))}",
+        f"{plan.database}: {', '.join(result.versions)}",
         f"seed {plan.seed}, {plan.keys:,} keys, {RELAYS} relays with {WORKERS} workers, "
         f"batches of {BATCH_SIZE}, {WRITERS} writers{' that wake the relays' if plan.notify else ''}",
         f"failed messages {'block' if plan.failed_blocks_key else 'never block'} their key",
@@ -71,7 +69,3 @@ def table(result: Result) -> str:
     lines += ["", f"The run did not finish: {result.problem}"] if result.problem else []
     lines += ["", "Every promise was kept." if result.good else "A PROMISE WAS BROKEN."]
     return "\n".join(lines)
-
-
-def own_versions() -> tuple[str, ...]:
-    return (f"Python {platform.python_version()}", f"Django {version('django')}")

@@ -89,9 +89,6 @@ class Writer:
     """Makes up transactions.
 
     Args:
-        number: which writer this is, from 0.
-        keys: how many keys there are; all writers share them.
-        seed: the same seed makes the same messages.
         poison: the kinds of the thousandth of the messages that deserve to fail; none if there are no kinds.
         unroutable: share of the messages that are unroutable, apart from those.
         hold: longest time in seconds for which a transaction stays open.

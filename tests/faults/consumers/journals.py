@@ -1,8 +1,8 @@
 """What a consumer notes: each delivery in a journal, before it acknowledges it.
 
 One line a delivery: `<message id> <key> <number within the key> <delivered again: 0 or 1> <bytes> <monotonic time>`.
-Dead letters have a journal of their own: `<message id> <delivered again>`. SIGTERM ends a consumer, SIGUSR1 makes it
-stop reading, and SIGUSR2 read on.
+Dead letters have a journal of their own: `<message id> <delivered again>`. SIGTERM ends a consumer. SIGUSR1
+makes that of RabbitMQ stop reading, and SIGUSR2 read on.
 """
 
 import json

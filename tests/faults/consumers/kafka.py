@@ -1,7 +1,6 @@
 """A consumer that reads all partitions of Kafka's topics by their offsets, which it keeps in a file."""
 
 import sys
-import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -37,9 +36,6 @@ def read(servers: str, journals: Journals) -> None:
             ]
         )
         while not journals.stopping:
-            if not journals.reading:
-                time.sleep(0.05)
-                continue
             read_batch(consumer, journals, positions)
     finally:
         consumer.close()

@@ -43,9 +43,6 @@ async def _read_stream(context: JetStreamContext, stream: str, journals: Journal
     consumer = await context.add_consumer(stream, config)
     subscription = await context.pull_subscribe_bind(consumer.name, stream=stream)
     while not journals.stopping:
-        if not journals.reading:
-            await asyncio.sleep(0.05)
-            continue
         try:
             messages = await subscription.fetch(COUNT, timeout=0.2)
         except TimeoutError:

@@ -22,9 +22,6 @@ def read(url: str, journals: Journals) -> None:
             journals.flush()
             noted.acknowledge()
         while not journals.stopping:
-            if not journals.reading:
-                time.sleep(0.05)
-                continue
             noted.take(journals, dict.fromkeys(ALL_STREAMS, ">"), again=False)
             journals.flush()
             if time.monotonic() > acknowledged + ACK_PAUSE:
