@@ -1,4 +1,4 @@
-"""The public API, and the imports between modules."""
+"""The public API, the imports between modules, and what relays are composed of."""
 
 import ast
 import difflib
@@ -133,3 +133,15 @@ def test_imports_follow_the_layers():
     """Every module has a layer in `pyproject.toml`; a module without one fails here too."""
     # In a separate process, because it configures logging.
     run_python("from importlinter.cli import lint_imports; raise SystemExit(lint_imports())")
+
+
+VALUES = {"NamedTuple", "enum.Enum", "Exception", "ServiceLimits"}
+"""Bases without behaviour."""
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if within(name, "django_outbox.relay", "django_outbox.service")]
+)
+def test_no_class_of_a_relay_inherits_behaviour(module):
+    classes = [node for node in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(node, ast.ClassDef)]
+    assert {ast.unparse(base) for each in classes for base in each.bases} <= VALUES
