@@ -29,7 +29,7 @@ class Mistakes(ValueError):
 
 
 def read_value(reader: Reader, value: object, where: str, mistakes: list[Mistake]) -> Any:
-    """Return the value as read, or add its mistakes to `mistakes` and return None."""
+    """Return the value as read, or None after adding its mistakes."""
     try:
         return reader(value)
     except Mistakes as error:
@@ -60,11 +60,6 @@ def read_keys(value: Mapping[Any, object], readers: Mapping[str, Reader], mistak
 
 
 def read_patterns(value: object, reader: Reader, must_be: str) -> dict[str, Any]:
-    """Return the values of a dict as read, by their patterns of names, or raise ValueError or Mistakes.
-
-    Args:
-        must_be: completes "It must be", if it is not a dict.
-    """
     if not isinstance(value, Mapping):
         raise ValueError(must_be)
     mistakes: list[Mistake] = []
@@ -97,7 +92,6 @@ def at_least_a_second(value: object) -> float:
 
 
 def seconds(value: object) -> float:
-    """Read a duration, given as a number of seconds or a timedelta."""
     if isinstance(value, datetime.timedelta):
         value = value.total_seconds()
     if not is_number(value) or not 0 < value < 86_400 * 365:
@@ -106,8 +100,6 @@ def seconds(value: object) -> float:
 
 
 def number(lowest: float, highest: float) -> Reader:
-    """Return a reader of a number from `lowest` to `highest`, inclusive."""
-
     def read(value: object) -> float:
         if not is_number(value) or not lowest <= value <= highest:
             raise ValueError(f"a number from {lowest:g} to {highest:g}")

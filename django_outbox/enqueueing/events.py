@@ -36,7 +36,6 @@ Event: TypeAlias = DataclassEvent | ModelEvent | Mapping[str, object]
 
 
 def encode(event: object) -> EncodedEvent:
-    """Return an event as the fields of a message. Raises `InvalidEvent` if the event does not match its class."""
     encoder: Any = getattr(type(event), ATTRIBUTE, None)
     if encoder is None:
         name = f"the class {event.__qualname__}" if isinstance(event, type) else type(event).__qualname__
@@ -50,10 +49,9 @@ def encode(event: object) -> EncodedEvent:
 
 
 def merge_headers(own: dict[str, Any], headers: object) -> Any:
-    """Return an event's own headers together with the caller's. Invalid headers are returned as they are.
+    """Return an event's own headers, which the caller cannot replace, together with the caller's.
 
-    Raises:
-        InvalidMessage: the caller replaces one of the event's own headers, so that no class could read the message.
+    Invalid headers are returned as they are.
     """
     if headers is None or not isinstance(headers, dict):
         return own if headers is None else headers

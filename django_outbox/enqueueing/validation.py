@@ -50,11 +50,7 @@ class Json(NamedTuple):
 def check_message(message: OutboxMessage | NewMessage, dialect: Dialect, source: str = "") -> Json:
     """Check the fields that the caller sets; return the payload as JSON, and the size of payload and headers.
 
-    A key that is an integer or a UUID is converted to text.
-
-    Args:
-        dialect: the limits of the database that it will be written to.
-        source: the JSON that the payload was read from, without NaN and infinite numbers, if it was.
+    A key that is an integer or a UUID is converted to text. `source` is as in `check_json`.
     """
     settings = get_settings()
     if not dialect.can_store_uuid(message.message_id):
@@ -109,7 +105,6 @@ def check_unsaved(message: object) -> OutboxMessage:
 
 
 def read_message_id(value: object) -> uuid.UUID:
-    """Return a message ID as a UUID. Raises `InvalidMessage` if it is not a valid UUID."""
     if isinstance(value, uuid.UUID):
         return value
     if isinstance(value, str):
@@ -121,7 +116,6 @@ def read_message_id(value: object) -> uuid.UUID:
 
 
 def read_available_at(delay: object, available_at: object) -> datetime.datetime | Combinable:
-    """Return the earliest time of publishing, given one of `delay` and `available_at`, or raise InvalidMessage."""
     if delay is None:
         return _read_time("available_at", available_at)
     if available_at is not None:
@@ -144,10 +138,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def check_name(field: str, value: object, dialect: Dialect | None) -> None:
-    """Check text for a column of `MAX_NAME_LENGTH`. Only a key may have control characters.
+    """Check text for a column of `MAX_NAME_LENGTH`, without a dialect for every database alike.
 
-    Args:
-        dialect: the limits of the database that it will be written to; None to check what holds for every database.
+    Only a key may have control characters.
     """
     if not isinstance(value, str):
         raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
@@ -190,7 +183,6 @@ def _read_time(field: str, value: object) -> datetime.datetime:
 
 
 def _read_key(value: object) -> str:
-    """Return a key as text. Raises `InvalidMessage` if it is not a string, an integer or a UUID."""
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -272,10 +264,8 @@ _SEVERAL_VALUES = {MultiValueDict, QueryDict}
 def check_json(field: str, value: Any, dialect: Dialect, source: str = "") -> Json:
     """Return a value as JSON.
 
-    Args:
-        dialect: the limits of the database that it will be written to.
-        source: the JSON that the value was read from, without NaN and infinite numbers. It is returned if it proves
-            the value valid, because encoding the value costs more.
+    `source` is the JSON that it was read from, without NaN and infinite numbers. It is returned if it proves the value
+    valid, because encoding the value costs more.
     """
     # An escape may stand for a character that cannot be stored.
     if source.isascii() and source and "\\u" not in source and not _needs_closer_look(source, len(source), dialect):
@@ -360,7 +350,7 @@ def _refuse_first_mistake(field: str, value: Any, dialect: Dialect) -> None:
 
 
 def _problem(node: _Node, dialect: Dialect) -> str:
-    """Return the problem of a value, leaving out the values within it; empty if there is none."""
+    """Return the problem of a value itself, not of the values within it."""
     value = node.value
     if isinstance(value, dict | list | tuple):
         return _problem_of_container(node, dialect)
@@ -422,7 +412,6 @@ def _problem_of_integer(value: int, dialect: Dialect) -> str:
 
 
 def _problem_of_text(text: str, dialect: Dialect) -> str:
-    """Return the problem of a string that is given as JSON; empty if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError:

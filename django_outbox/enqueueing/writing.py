@@ -52,9 +52,7 @@ _throttles: defaultdict[tuple[str, str, str], Throttle] = defaultdict(NOTIFYING)
 def write(messages: Sequence[OutboxMessage], payload: str, store: Store, *, once: bool) -> OutboxMessage:
     """Insert a message and its copies for further publishers with one INSERT, and return the first one's row.
 
-    Args:
-        payload: their payload as JSON.
-        once: whether they may be in the table already.
+    With `once`, they may be in the table already.
     """
     if once:
         return _write_once(messages, payload, store)

@@ -116,7 +116,6 @@ class Codec:
             raise InvalidEvent(self._describe_annotation(error)) from error
 
     def _describe_annotation(self, error: Exception) -> str:
-        """Return the name in an annotation that is not defined, or pydantic's description."""
         try:
             get_type_hints(self._cls, include_extras=True)
         except NameError as undefined:
@@ -194,7 +193,6 @@ def _without_values(error: Exception) -> str:
 
 
 def find_unserializable(values: Any) -> str:
-    """Return the path of the first value that cannot be written as JSON, and the problem; empty if there is none."""
     for path, value in _walk(values):
         with suppress(PydanticSerializationError, UnicodeError):
             to_jsonable_python(value)
@@ -211,10 +209,7 @@ def find_unserializable(values: Any) -> str:
 
 
 def find_change(sent: Any, received: Any) -> tuple[str, str] | None:
-    """Return the path of the first value that would not arrive as it was sent, and the problem; None if there is none.
-
-    `sent` is the event as Python values, and `received` the encoded event as Python values again.
-    """
+    """Return the path of the first value that would not arrive as it was sent, and the problem, or None."""
     names: Iterable[Any]
     if isinstance(sent, dict) and isinstance(received, dict) and sent.keys() == received.keys():
         names = sent
@@ -253,7 +248,7 @@ def _describe_change(sent: Any, received: Any) -> str:
 
 
 def _describe_hidden_change(sent: Iterable[Any], received: Iterable[Any]) -> str:
-    """Return the problem of values that would arrive changed although they are equal; empty if there is none."""
+    """Return the problem of values that would arrive changed although they are equal."""
     # In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`.
     if any(isinstance(each, bool) for each in sent) and not any(isinstance(each, bool) for each in received):
         return "must be a number, not bool"

@@ -57,7 +57,6 @@ registry = EventRegistry()
 
 
 def event_type_of(cls: type) -> EventType:
-    """Return the type of a class of events; a TypeError if it is not decorated with `event`."""
     found = vars(cls).get(ATTRIBUTE)
     if not isinstance(found, EventType):
         raise TypeError(f"{cls.__qualname__} is not an event. Decorate it with @event.")

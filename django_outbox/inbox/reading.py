@@ -57,11 +57,7 @@ LIMITS = InboxLimits()
 
 
 class InboxState:
-    """The state that the readers of an inbox share. Thread-safe.
-
-    Args:
-        idle_exit: stop when no consumer has received anything for that many seconds; None to go on.
-    """
+    """The state that the readers of an inbox share. Thread-safe."""
 
     def __init__(
         self, using: str, aliases: Iterable[str], limits: InboxLimits, *, idle_exit: float | None = None
@@ -150,11 +146,6 @@ class Reader:
         self._patience = patience
 
     def read(self) -> None:
-        """Read until the inbox stops or is idle.
-
-        Raises:
-            RelayUnavailable: with `patience`, the broker or the database remained unavailable.
-        """
         try:
             while not self._state.is_done():
                 try:

@@ -121,11 +121,7 @@ class InboxWriter:
         self._received: Received
 
     def store(self, batch: Sequence[Incoming]) -> Received:
-        """Store a batch, and commit. Messages that are in the table already are skipped.
-
-        Raises:
-            DatabaseError: the database is unavailable. Stored messages are recognized when they are redelivered.
-        """
+        """Store a batch, and commit. After an error, stored messages are recognized when they are redelivered."""
         self._store = get_store(connections[self._using])
         self._received = Received()
         entries = [entry for incoming in batch if (entry := self._read(incoming)) is not None]
@@ -141,7 +137,6 @@ class InboxWriter:
         return self._received
 
     def _read(self, incoming: Incoming) -> Entry | None:
-        """Return what to insert for a message, or None after noting what happens to it instead."""
         options = self._options
         value = incoming.headers.get(options.type_header) if options.type_header else None
         if value and isinstance(value, (str, *BYTES)):
@@ -332,12 +327,7 @@ def id_of_incoming(incoming: Incoming, options: StoringOptions) -> uuid.UUID:
 
 
 def read_incoming(incoming: Incoming, options: StoringOptions, dialect: Dialect) -> NewMessage:
-    """Return a message that the database can store.
-
-    Raises:
-        Unstorable, InvalidMessage: that is not possible. The text is the reason, without any of the content.
-        Exception: it cannot be read. The text may quote the content.
-    """
+    """Return a message that the database can store. Only Unstorable and InvalidMessage do not quote the content."""
     if incoming.problem:
         raise Unstorable(incoming.problem)
     if incoming.type == DJANGO_TASK:
@@ -396,7 +386,6 @@ def describe_unstorable(incoming: Incoming, reason: str, options: StoringOptions
 
 
 def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return headers as JSON has them; bytes become text."""
     return {text_of(name): _plain(value) for name, value in headers.items()}
 
 

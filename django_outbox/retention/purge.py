@@ -79,7 +79,6 @@ def purge(
 
 
 def _within(max_seconds: float | None, is_stopping: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a function that returns whether no further batch begins."""
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     return lambda: is_stopping() or time.monotonic() >= deadline
 
@@ -224,7 +223,6 @@ class Purger:
 
 @contextmanager
 def _own_attempt(using: str, problem: str) -> Iterator[None]:
-    """Give the block its own connection, and log its error."""
     try:
         with own_connection(using):
             yield

@@ -88,10 +88,7 @@ def remove(
 
 
 def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listing, after: Any) -> tuple[Any, bool]:
-    """Write rows to the spool until it is full or no row follows.
-
-    Return the place after the last row, and whether no row follows.
-    """
+    """Fill the spool; return the place after the last row, and whether no row follows."""
     at_end = False
     while not at_end and len(spool.ids) < config.max_rows:
         rows, place, at_end = listing(removal, min(PAGE_SIZE, config.max_rows - len(spool.ids)), after)

@@ -51,12 +51,7 @@ class InvalidArchive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Describes one file.
-
-    Attributes:
-        by: the person or program that discarded the messages; blank if unknown.
-        archived_at: time at which the file was written, by the clock of the writer, in ISO 8601.
-    """
+    """Describes one file. `archived_at` is in ISO 8601, by the clock of the writer."""
 
     file: str
     database: str
@@ -117,7 +112,7 @@ class Spool:
 
 
 def measure(file: Any) -> tuple[int, str]:
-    """Return the number of bytes of an open file, and their SHA-256 in hexadecimal."""
+    """Return the number of bytes of an open file, and their SHA-256."""
     size, digest = 0, hashlib.sha256()
     while block := file.read(BLOCK):
         size += len(block)
@@ -137,11 +132,7 @@ class ArchiveStorage:
         return storages[self._alias]
 
     def store(self, spool: Spool, *, reason: str, by: str) -> Manifest:
-        """Write a file and its manifest, read both back, and return the manifest.
-
-        Raises:
-            ArchiveUnavailable: the storage failed. The files written so far are removed if that is possible.
-        """
+        """Write a file and its manifest, and read both back. Both are removed if the storage fails."""
         now = datetime.datetime.now(datetime.timezone.utc)
         name = f"{self._database}/{now:%Y/%m/%d}/{uuid7()}"
         written: list[str] = []
@@ -186,12 +177,7 @@ class ArchiveStorage:
         self._remove([_manifest_of(manifest.file), manifest.file])
 
     def read_manifest(self, file: str) -> Manifest:
-        """Return the manifest of a file, which is named with its folders.
-
-        Raises:
-            ArchiveUnavailable: the storage failed.
-            InvalidArchive: there is no manifest, it cannot be read, or the file is of another database.
-        """
+        """Return the manifest of a file, which is named with its folders."""
         name = _manifest_of(file)
         with self._reporting(f"Reading the manifest {name}", CHECK):
             try:
@@ -213,12 +199,7 @@ class ArchiveStorage:
         return manifest
 
     def read_lines(self, manifest: Manifest) -> Iterator[bytes]:
-        """Yield the lines of a file after its checksum is compared.
-
-        Raises:
-            ArchiveUnavailable: the storage failed.
-            InvalidArchive: the file does not have the checksum of the manifest.
-        """
+        """Yield the lines of a file after its checksum is compared."""
         what = f"Reading the archive {manifest.file}"
         with self._reporting(what, CHECK), self._storage.open(manifest.file) as stored:
             if measure(stored) != (manifest.size, manifest.sha256):
@@ -234,7 +215,6 @@ class ArchiveStorage:
 
     @contextmanager
     def _reporting(self, what: str, remedy: str) -> Iterator[None]:
-        """Raise ArchiveUnavailable for any error of the storage."""
         try:
             yield
         except InvalidArchive:
