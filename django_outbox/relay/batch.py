@@ -243,7 +243,7 @@ class Batch:
         published, phases = len(self.messages), self._phases
         if published < len(self.rows) or phases.paused_types():
             return []
-        with self._recorder.waiting(published):
+        with self._recorder.waiting():
             self._claim = phases.source.follow(self._claim, limit)
         self.rows = self.messages = cast(list[Message], self._claim.messages)
         return self.messages[published:]

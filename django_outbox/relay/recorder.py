@@ -33,8 +33,7 @@ class Recorder:
         self._phase_began = time.perf_counter()
         self._published: Sequence[Message] = ()
         self._outcomes: Sequence[Outcome] = ()
-        self._publishing_began_ns = 0
-        self._parts: list[Part] = []
+        self._publishing_began_ns = self._publishing_ended_ns = 0
         self._publish_seconds: float | None = None
 
     def claimed(self, count: int) -> None:
@@ -42,23 +41,17 @@ class Recorder:
         self._publishing_began_ns = time.time_ns()
 
     @contextmanager
-    def waiting(self, published: int) -> Iterator[None]:
-        """Leave a wait for further messages out of the times of publishing.
-
-        Args:
-            published: the number of messages that were published before.
-        """
-        self._end_part(published)
+    def waiting(self) -> Iterator[None]:
+        """Leave a wait for further messages out of the seconds of publishing."""
         began = time.perf_counter()
         yield
         self._phase_began += time.perf_counter() - began
-        self._publishing_began_ns = time.time_ns()
 
     def published(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
         """Record the outcome of each message; again if it was decided again, because it could not be stored."""
         self._published, self._outcomes = messages, outcomes
         if self._publish_seconds is None:
-            self._end_part(len(messages))
+            self._publishing_ended_ns = time.time_ns()
             self._publish_seconds = self._finish_phase("publish", len(messages))
 
     def settled(self, count: int, batch: Sequence[Message], settlement: Settlement) -> None:
@@ -73,7 +66,7 @@ class Recorder:
             alias, seconds = self._publisher.alias, self._publish_seconds or 0.0
             send(batch_settled, using=self._using, publisher=alias, counts=counts, seconds=seconds)
         signal_settled(self._publisher.alias, self._using, batch, settlement)
-        if tracers:
+        if tracers and self._published:
             self._trace(settlement)
         if len(settlement.processed) < count:
             self._log(settlement)
@@ -100,25 +93,18 @@ class Recorder:
             send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
         return seconds
 
-    def _end_part(self, end: int) -> None:
-        self._parts.append(Part(end, self._publishing_began_ns, time.time_ns()))
-
     def _trace(self, settlement: Settlement) -> None:
-        start, failed = 0, frozenset(row.id for row in settlement.failed)
-        for part in self._parts:
-            if part.end > start:
-                batch = PublishedBatch(
-                    self._publisher.alias,
-                    self._publisher.messaging_system,
-                    self._publisher.name_destination,
-                    self._published[start : part.end],
-                    self._outcomes[start : part.end],
-                    failed,
-                    part.began_ns,
-                    part.ended_ns,
-                )
-                trace_published(batch)
-            start = part.end
+        batch = PublishedBatch(
+            self._publisher.alias,
+            self._publisher.messaging_system,
+            self._publisher.name_destination,
+            self._published,
+            self._outcomes,
+            frozenset(row.id for row in settlement.failed),
+            self._publishing_began_ns,
+            self._publishing_ended_ns,
+        )
+        trace_published(batch)
 
     def _log(self, settlement: Settlement) -> None:
         errors: dict[int, BaseException | None] = {}
@@ -133,14 +119,6 @@ class Recorder:
         # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
         retried = [row for row in settlement.retried if row.counted]
         self._failures.note(self._publisher.alias, self._using, retried, errors)
-
-
-class Part(NamedTuple):
-    """The part of a batch that was published without a wait: the place of its end, and its times."""
-
-    end: int
-    began_ns: int
-    ended_ns: int
 
 
 class Cause(NamedTuple):
