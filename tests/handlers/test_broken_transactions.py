@@ -142,27 +142,6 @@ def test_blocks_within_a_handler_are_savepoints(using: str):
     assert sorted(effects(using)) == ["0", "1", "2", "3", "4", "kept"]
 
 
-def test_a_cursor_that_is_left_open_does_no_harm(using: str):
-    opened: list[Any] = []
-
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        leave(using, payload)
-        for cursor in opened:
-            cursor.close()
-        opened.clear()
-        if payload == BAD:
-            opened.append(connections[using].cursor())
-            opened[0].execute("SELECT name FROM auth_group")
-            opened[0].fetchone()
-            opened.append(Group.objects.using(using).values_list("name").iterator(chunk_size=1))
-            next(opened[1])
-
-    put(5, using)
-    drain_all(using)
-    assert sorted(effects(using)) == ["0", "1", "2", "3", "4"]
-
-
 @pytest.mark.parametrize("using", LOCKING)
 def test_a_connection_that_is_lost_once_is_not_the_messages_fault(using: str):
     killed: list[int] = []

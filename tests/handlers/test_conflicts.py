@@ -308,13 +308,6 @@ def test_batches_shrink_after_conflicts_and_grow_again():
     assert sizes == [2, 4, 8, 16, 20, 20]
 
 
-def test_conflicts_in_a_row_are_counted_for_one_message():
-    conflicts = BatchSizes(HandlerLock())
-    assert [conflicts.admit(1) for _ in range(MAX_CONFLICTS + 1)] == [True] * MAX_CONFLICTS + [False]
-    assert conflicts.admit(2)
-    assert conflicts.in_a_row == 1
-
-
 def test_workers_take_turns_for_longer_if_they_conflict_soon_again():
     clock = Clock()
     lock, period = HandlerLock(clock), LOCK_PERIODS.after(1, rand=lambda: 1.0)

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
@@ -18,7 +17,7 @@ from django_outbox.relay.sending.isolation import Isolation
 from tests.support.claimed import make_message
 from tests.support.outcomes import kinds
 from tests.support.proxies import Proxy
-from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url, channels_of
+from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
@@ -273,31 +272,3 @@ def test_a_single_message_that_rabbitmq_refuses_is_rejected(broker: Broker, make
     for _ in range(2):
         (outcome,) = publisher.publish([make_message(broker.queue(), headers={"CC": 5})])
         assert (outcome.kind, outcome.error_class) == (OutcomeKind.REJECTED, "rabbitmq.refused")
-
-
-@pytest.mark.usefixtures("unguarded")
-def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
-    broker: Broker, proxy: Proxy, make_publisher: MakePublisher
-):
-    queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port))
-    stop = threading.Event()
-    outcomes: list[Outcome] = []
-
-    def go_on() -> None:
-        while not stop.is_set():
-            outcomes.extend(publisher.publish([make_message(queue)] * 3))
-
-    thread = threading.Thread(target=go_on, daemon=True)
-    thread.start()
-    try:
-        for _ in range(5):
-            bad = [make_message(queue, headers={"CC": "text"} if n == 30 else {}) for n in range(100)]
-            assert kinds(isolate(publisher.publish, bad)).count(OutcomeKind.REJECTED) == 1
-    finally:
-        stop.set()
-        thread.join(60)
-    assert not thread.is_alive()
-    assert set(outcomes) == {ACCEPTED}
-    assert proxy.connections == 1
-    assert len(channels_of(publisher)) <= 2

@@ -19,10 +19,9 @@ from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
-from django_outbox.relay.worker import Attempt, Worker
 from django_outbox.stores.pausing import Resumed, pause, resume
 from tests.conftest import ALIASES, LOCKING
-from tests.support.databases import kill, statements_of_new_connections
+from tests.support.databases import kill
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads, running_relay
@@ -70,33 +69,6 @@ class TestPausedPublisher:
         assert resume("default", using=using) == Resumed(was_paused=True, released=0, complete=True)
         assert drain(using).paused == []
         assert processed(using) == sorted(ids + others)
-
-    def test_delivers_nothing_although_the_relay_runs(
-        self, using: str, running: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
-    ):
-        waiting: set[int] = set()
-
-        def note(worker: Worker) -> Attempt:
-            attempt = deliver(worker)
-            if attempt.paused and worker._alias == "default":
-                waiting.add(threading.get_ident())
-            return attempt
-
-        deliver = Worker.deliver
-        monkeypatch.setattr(Worker, "deliver", note)
-        relay = running(using=using, workers=2)
-        put(5, using)
-        eventually(lambda: len(processed(using)) == 5)
-        pause("default", using=using)
-        eventually(lambda: relay.paused == ["default"])
-        # Claims that began before have ended when each worker has waited for the pause.
-        eventually(lambda: len(waiting) == 2)
-        ids = put(5, using)
-        others = put(5, using, publisher="other")
-        eventually(lambda: set(others) <= set(processed(using)))
-        assert OutboxMessage.objects.using(using).due().count() == 5
-        resume("default", using=using)
-        eventually(lambda: set(ids) <= set(processed(using)))
 
 
 class TestPausedType:
@@ -372,15 +344,6 @@ class TestPauses:
                 pauses.is_paused("default")
                 pauses.paused_types("default")
         assert len(queries) == 3
-
-    def test_a_running_relay_reads_them_only_while_it_works(self, using: str, running: Callable[..., Relay]):
-        with statements_of_new_connections() as statements:
-            relay = running(
-                using=using, workers=3, publishers=["default"], limits=replace(LIMITS, pause_interval=3600.0)
-            )
-            put(10, using)
-            eventually(lambda: relay.tally.processed == 10)
-        assert len([sql for sql in statements if Pause._meta.db_table in sql]) == 1
 
     def test_a_change_is_logged_once(self, using: str, caplog: pytest.LogCaptureFixture):
         caplog.set_level(logging.WARNING, "django_outbox")

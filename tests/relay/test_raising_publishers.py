@@ -5,21 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import call_publisher
-from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, unanswered
 from django_outbox.relay import Relay
 from django_outbox.relay.sending.isolation import Isolation
 from django_outbox.signals import breaker_changed
 from tests.support.claimed import make_message
 from tests.support.messages import put
 from tests.support.misbehaviour import (
-    BAD,
     Hostile,
-    Misbehaving,
     Unprintable,
     Verdictless,
     assert_others_go_on,
@@ -27,7 +24,6 @@ from tests.support.misbehaviour import (
     publish_by,
     raising,
 )
-from tests.support.publishers import SCRIPTED, Script
 from tests.support.signals import received
 from tests.support.waiting import eventually
 
@@ -128,30 +124,3 @@ def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
 def test_the_users_ctrl_c_is_not_caught_in_the_main_thread():
     with pytest.raises(KeyboardInterrupt):
         call_publisher(raising(KeyboardInterrupt()), [])
-
-
-# The same call reads the outcomes of copies.
-WRONG_COPIES = {
-    "SystemExit": NOTHING_KNOWN["SystemExit"],
-    "a generator": lambda messages: (ACCEPTED for _ in messages),
-    "a refusal of each": lambda messages: [rejected("no")] * len(messages),
-}
-
-
-@pytest.mark.parametrize("script", WRONG_COPIES.values(), ids=WRONG_COPIES)
-def test_a_message_fails_whatever_the_dead_letter_publisher_does(
-    running: Callable[..., Relay], script: Callable[[Sequence[Message]], Any], scripted: Script
-):
-    publish_by(script)
-    scripted.answer = lambda message: rejected("never") if message.payload == b"2" else ACCEPTED
-    with override_settings(
-        OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "bad": BAD, "third": SCRIPTED}, "DEAD_LETTER_PUBLISHER": "bad"}
-    ):
-        running(publishers=["default", "third"])
-        put(3)
-        put(2, publisher="third")
-        failed = eventually(lambda: OutboxMessage.objects.failed().first())
-        eventually(lambda: (processed("default"), processed("third")) == (2, 2))
-    assert (failed.error, failed.attempts) == ("never", 1)
-    assert (failed.dead_lettered_at is None) == (script is not WRONG_COPIES["a generator"])
-    assert Misbehaving.calls == 1

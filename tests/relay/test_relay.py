@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +12,8 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.brokers import Publisher
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, Message, rejected, retry_later, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished
@@ -29,14 +28,6 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}}
-
-
-@dataclass
-class UnhashablePublisher(Publisher):
-    """A dataclass that compares its fields, so Python gives it no hash."""
-
-    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return [ACCEPTED] * len(messages)
 
 
 def statuses(using: str = "default") -> dict[Status, int]:
@@ -61,14 +52,6 @@ def test_drain_delivers_everything_in_order_and_keeps_it_as_processed(using: str
     assert statuses(using) == {Status.PROCESSED: 2500}
     assert scripted.published() == sorted(scripted.published())
     assert [len(batch) for batch in scripted.batches] == [2000, 500]
-
-
-def test_a_publisher_needs_no_hash():
-    entry = {"BACKEND": "tests.relay.test_relay.UnhashablePublisher"}
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
-        put(1)
-        with Relay() as relay:
-            assert relay.drain().processed == 1
 
 
 def test_each_kind_of_outcome_has_its_state(using: str, scripted: Script):

@@ -18,7 +18,6 @@ from tests.support.misbehaviour import (
     Verdictless,
     assert_others_go_on,
     instead_of_first,
-    processed,
     publish_by,
 )
 from tests.support.waiting import eventually
@@ -58,10 +57,16 @@ NO_OUTCOMES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wrong", NO_OUTCOMES.values(), ids=NO_OUTCOMES)
-def test_an_invalid_outcome_is_none(wrong: Any):
-    outcomes, error = call_publisher(lambda _: [ACCEPTED, wrong], [make_message(), make_message()])
+@pytest.mark.parametrize("refused", [False, True], ids=["returned", "refused"])
+def test_an_invalid_outcome_is_none(wrong: Any, refused: bool):
+    def publish(_: Sequence[Message]) -> Any:
+        if refused:
+            raise BatchRefused("406", [ACCEPTED, wrong])
+        return [ACCEPTED, wrong]
+
+    outcomes, error = call_publisher(publish, [make_message(), make_message()])
     assert outcomes == [ACCEPTED, None]
-    assert "the publisher returned an" in str(error)
+    assert ("406" if refused else "the publisher returned an") in str(error)
 
 
 @pytest.mark.parametrize("wrong", ["accepted", Verdictless()], ids=["a text", "what raises on comparison"])
@@ -110,32 +115,3 @@ def test_an_outcome_with_wrong_fields_counts_by_its_kind(flawed: Outcome, error:
     assert read.error.startswith(error)
     assert read.error_kind.startswith(error_class)
     assert (read.retry_after, read.counted) == (None, True)
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), 10**400, 1e300], ids=["infinite", "a long integer", "1e300"])
-def test_an_absurd_retry_after_is_granted_a_day_at_most(running: Callable[..., Relay], seconds: float):
-    publish_by(instead_of_first(outcome(retry_after=seconds)))
-    put(2, publisher="bad")
-    running()
-    waiting = eventually(lambda: OutboxMessage.objects.filter(attempts=1, publisher="bad", payload=0).first())
-    assert 86_000 < (waiting.available_at - waiting.last_error_at).total_seconds() < 86_500
-    assert_others_go_on()
-
-
-def test_valid_outcomes_of_a_refused_batch_count_alongside_invalid_ones(running: Callable[..., Relay]):
-    def script(messages: Sequence[Message]) -> Any:
-        raise BatchRefused(
-            "406",
-            [None if message.payload == b"0" else ACCEPTED if message.payload == b"1" else 5 for message in messages],  # type: ignore[misc]
-            permanent=True,
-            error_class=7,  # type: ignore[arg-type]
-        )
-
-    publish_by(script)
-    put(3, publisher="bad")
-    running()
-    eventually(lambda: processed("bad") == 1)
-    eventually(lambda: OutboxMessage.objects.failed().filter(publisher="bad").count() == 2)
-    errors = OutboxMessage.objects.failed().values_list("error", "error_class")
-    assert set(errors) == {("406", "django_outbox.brokers.publisher.BatchRefused")}
-    assert_others_go_on()
