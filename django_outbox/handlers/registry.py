@@ -165,20 +165,6 @@ class HandlerRegistry:
             for each in imported:
                 self.add(each)
 
-    @contextmanager
-    def scratch(self) -> Iterator["HandlerRegistry"]:
-        """Start without handlers, and restore the registered ones at the end; for tests.
-
-        Handlers of newly imported modules do not stay, unlike with `isolated`: that of Django's tasks is one.
-        """
-        saved = self._by_name, self._by_type, self.duplicates
-        self._by_name, self._by_type, self.direct, self.duplicates = {}, {}, {}, []
-        try:
-            yield self
-        finally:
-            self._by_name, self._by_type, self.duplicates = saved
-            self._find_direct()
-
 
 registry = HandlerRegistry()
 

@@ -36,7 +36,6 @@ class Unsettled(Exception):
     """The database was unavailable, or refused a new state, when a batch was published already.
 
     Args:
-        published: the messages that were handed to the publisher.
         session: the driver's connection that had claimed them.
     """
 
@@ -51,12 +50,9 @@ class DeliveryResult(NamedTuple):
     """The result of the delivery of one batch, or of none.
 
     Args:
-        published: the messages that were handed to the publisher.
         outage: why the publisher is unavailable, or what the database refuses to do for it as a whole.
         refused: the number of messages that are not published for a while, because the database refuses every new
             state of them. They were found by this delivery, and hold up no others.
-        database_outage: why the database is unavailable.
-        unsettled: why the published messages could not be settled.
         prepared: whether the publisher was asked to connect, and has.
         looked: whether the database was asked for due messages.
         wait: the seconds until the next delivery, if the database was not asked because of a limit.
@@ -98,7 +94,6 @@ class Phases:
 
     Args:
         handlers: the publisher again, if it calls handlers.
-        refusals: the messages that are not published for now.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
@@ -183,7 +178,6 @@ class Batch:
     Attributes:
         messages: the messages to publish. Rows behind a held row of their key, or behind an unreadable one if failed
             messages block their key, go back as they were.
-        published: the messages that were handed to the publisher.
         tally: the counts of its rows, as soon as their new states are committed.
         outage: the reason of its first unanswered message.
         refused: the number of its messages of which the database refuses every new state.

@@ -55,7 +55,6 @@ class Breaker:
         consecutive_outages: number of outages in a row during which nothing was delivered.
         unsettled: number of batches in a row that were published and could not be settled. Others between them do not
             count until each message of these is settled.
-        outage: the outage in progress.
     """
 
     limits: Limits = LIMITS
@@ -211,8 +210,7 @@ class Breakers:
 
         Args:
             outage: why the publisher was unavailable; None if it was not, or if nothing was sent.
-            published: the messages that were handed to it.
-            unsettled: why they could not be settled; None if they were.
+            unsettled: why the published messages could not be settled; None if they were.
         """
         breaker, seconds = self._breakers[publisher_alias], 0.0
         with self._lock:

@@ -23,13 +23,10 @@ def copy_failed(
 ) -> set[int]:
     """Publish a copy of each failed message, in the order given, and return the ids of the accepted ones.
 
-    The copy is the message itself, with additional headers that begin with `outbox-` and give the reason. This function
-    never raises, whatever the dead-letter publisher returns or raises: copies that are not accepted are logged. It
-    takes as long as `dead_letters` takes for a batch.
+    A copy has additional headers with the reason. Copies that are not accepted are logged, whatever the dead-letter
+    publisher returns or raises. Nothing is copied to the publisher of the failed messages itself.
 
     Args:
-        dead_letters: the dead-letter publisher. If it is None, or the publisher of the failed messages, nothing is
-            copied.
         is_late: whether the claim may end before the copies are published. Then another relay may get other answers for
             these messages, and nothing is copied.
     """

@@ -238,9 +238,7 @@ class RelayState:
 
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
-        handlers: the publishers that call handlers.
         handler_locks: held by the workers of a publisher while its handlers conflict with each other.
-        refusals: the messages of each publisher that are not published for now.
         schema: the tenant's schema, if the relay serves several.
     """
 

@@ -140,12 +140,7 @@ class Worker:
 
 
 def keep_running(publisher: Publisher, state: RelayState) -> None:
-    """Deliver until the relay stops, with a new worker whenever one crashes.
-
-    Raises:
-        ImproperlyConfigured: the settings are wrong. The relay stops.
-        OutboxError: for example, the outbox's table is missing. The relay stops.
-    """
+    """Deliver until the relay stops, with a new worker whenever one crashes. Raises what `restart_on_crash` raises."""
     subject = state.name_worker(publisher.alias)
     restart_on_crash(lambda: _run(publisher, state), subject, state.service, state.limits.restart_wait)
 

@@ -14,7 +14,6 @@ from django.db import DatabaseError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import KeyLock
 from django_outbox.monitoring.status import read_status
@@ -24,6 +23,7 @@ from django_outbox.stores.pausing import pause
 from tests.conftest import ALIASES, LOCKING
 from tests.docs.blocks import find
 from tests.support.databases import another_alias
+from tests.support.effects import scratch_handlers
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -243,7 +243,7 @@ def test_a_right_that_one_publisher_lacks_stops_no_other(
 ):
     settings.OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "limited": ENTRIES[table]}}
     handled: list[int] = []
-    with registry.scratch(), another_alias(using) as owner, become("relay"):
+    with scratch_handlers(), another_alias(using) as owner, become("relay"):
         role = connections[using].settings_dict["USER"]
         if table in statements(using):
             change_rights(owner, role, "REVOKE INSERT, UPDATE", table)

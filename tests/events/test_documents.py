@@ -24,8 +24,8 @@ from django_outbox.events import event
 from django_outbox.events.documents import make_asyncapi
 from django_outbox.events.registry import registry
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry as handlers
 from django_outbox.messages import Message
+from tests.support.effects import scratch_handlers
 
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
@@ -185,7 +185,7 @@ def test_the_list_shows_each_event_with_its_publishers():
 
 @pytest.mark.usefixtures("shop")
 def test_handlers_are_listed_with_module_and_line_and_named_in_the_document():
-    with handlers.scratch():
+    with scratch_handlers():
         line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
 
         @handler("order.paid")

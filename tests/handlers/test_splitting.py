@@ -17,7 +17,7 @@ from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
+from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, scratch_handlers, states
 from tests.support.messages import put
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
@@ -110,7 +110,7 @@ def test_a_message_of_a_handler_that_is_gone_is_retried_and_then_fails(
     put(1, using)
     deliver_once(using)
     entry = {**HANDLERS, "OPTIONS": {"unhandled": unhandled}, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 2}}
-    with handlers.scratch(), override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
+    with scratch_handlers(), override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
 
         @handler("t", name="one")
         def remaining(payload: Any, message: Message) -> None:
@@ -146,7 +146,7 @@ def test_every_handler_gets_each_message_of_its_types_once_and_each_key_in_order
                 raise ValueError("not yet")
             got[name].append((payload, message.key))
 
-    with handlers.scratch():
+    with scratch_handlers():
         for number, types in enumerate(served):
             make(f"h{number}", types)
         for number, (type, key) in enumerate(sent):

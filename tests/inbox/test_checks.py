@@ -11,8 +11,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_outbox.checks import TAG
-from django_outbox.handlers.registry import registry
 from django_outbox.inbox.inbox import Inbox
+from tests.support.effects import scratch_handlers
 
 MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
 RABBITMQ = "django_outbox.brokers.rabbitmq.RabbitMQConsumer"
@@ -22,7 +22,7 @@ OPTIONS = {"url": "amqp://guest:secret@host", "queue": "billing"}
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
     """Another test may have imported some: a check reports handlers that no publisher calls."""
-    with registry.scratch():
+    with scratch_handlers():
         yield
 
 

@@ -16,13 +16,12 @@ from django.test import override_settings
 from django_outbox.brokers import Incoming
 from django_outbox.exceptions import InvalidMessage, TransactionForbidden
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.inbox import Received, receive
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MEMORY, payloads, read_all, stored
-from tests.support.effects import HANDLERS
+from tests.support.effects import HANDLERS, scratch_handlers
 from tests.support.refused_rows import is_payload, refusing
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -94,7 +93,7 @@ def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected_with_the_re
 
 
 def test_messages_of_unknown_types_are_dropped():
-    with registry.scratch():
+    with scratch_handlers():
         handler("order.paid")(print)
         batch = [incoming(1), incoming(2, headers={"kind": b"order.paid"})]
         received = receive(batch, consumer="billing", unknown_types="drop", type_header="kind")

@@ -8,13 +8,13 @@ import pytest
 from django.test import override_settings
 
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import HandlerRegistry, registry
+from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import INVALID_TYPE, Message
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MakeInbox, outbox_of, read_all, stored
 from tests.inbox.sources.base import Source
-from tests.support.effects import HANDLERS, drain
+from tests.support.effects import HANDLERS, drain, scratch_handlers
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases=ALIASES), pytest.mark.usefixtures("handlers")]
 
@@ -25,7 +25,7 @@ Calls = list[tuple[str, Any, Message]]
 
 @pytest.fixture
 def handlers() -> Iterator[HandlerRegistry]:
-    with registry.scratch() as empty:
+    with scratch_handlers() as empty:
         yield empty
 
 

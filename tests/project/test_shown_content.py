@@ -17,13 +17,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import django_outbox
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import INVALID_TYPE, Message, rejected
 from django_outbox.models import OutboxMessage, Status
 from tests.admin.test_hostile_text import shown
 from tests.commands.test_hostile_text import CALLS
 from tests.support.admin.tools import crawl, put, url
-from tests.support.effects import HANDLERS, drain
+from tests.support.effects import HANDLERS, drain, scratch_handlers
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.tracing import traceparent
 
@@ -103,7 +102,7 @@ def failed(
     }
     scripted.answer = lambda message: rejected("no reason")
     content = {"payload": PAYLOAD, "headers": HEADERS, "original": {"payload": PAYLOAD, "topic": "", "publisher": "x"}}
-    with registry.scratch(), caplog.at_level(logging.DEBUG, "django_outbox"):
+    with scratch_handlers(), caplog.at_level(logging.DEBUG, "django_outbox"):
 
         @handler("order.created")
         def fail(event: Any, message: Message) -> None:

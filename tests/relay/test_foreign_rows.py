@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later
 from tests.conftest import ALIASES
 from tests.publishers.test_foreign_messages import headers, payloads, texts
-from tests.support.effects import HANDLERS, drain
+from tests.support.effects import HANDLERS, drain, scratch_handlers
 from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
@@ -109,7 +108,7 @@ def test_each_row_ends_in_a_state_and_holds_up_no_other(using: str, scripted: Sc
             )
             assert state["processed_at"] or state["error"] or not is_due or waits, state
 
-    with override_settings(OUTBOX={"PUBLISHERS": publishers}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}), scratch_handlers():
         for type in ANSWERS:
             handler(type)(lambda event, message: ANSWERS[message.type])
         check()

@@ -11,13 +11,12 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.relay import Relay
 from django_outbox.relay.sources import table
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES
-from tests.support.effects import HANDLERS
+from tests.support.effects import HANDLERS, scratch_handlers
 from tests.support.messages import Clock, put, row
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.spawning import process, receive
@@ -131,7 +130,7 @@ def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
 
     (id,) = put(1, using=using, key="a")
     settings = override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, "CLAIM_TIMEOUT": 120})
-    with registry.scratch(), settings, Relay(using=using) as relay:
+    with scratch_handlers(), settings, Relay(using=using) as relay:
         handler("t")(lambda payload, message: called.append(message.id))
         scripted.answer = accept
         phase_finished.connect(freeze)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from django_outbox import OutboxMessage
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import Message
 from django_outbox.models import RateLimit
 from django_outbox.relay import Relay
@@ -24,6 +23,7 @@ from django_outbox.relay.delivery import Delivery, make_source
 from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter, find_begin
 from django_outbox.relay.sources import TableSource
 from tests.conftest import ALIASES
+from tests.support.effects import scratch_handlers
 from tests.support.messages import put
 from tests.support.publishers import PREPARING, SCRIPTED, Script
 
@@ -215,7 +215,7 @@ HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
     ids=["handlers", "handlers outside of a transaction", "stream"],
 )
 def test_every_way_of_delivery_keeps_the_limit(using: str, publisher: dict[str, Any], scripted: Script):
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**publisher, "RATE_LIMIT": 20}}}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**publisher, "RATE_LIMIT": 20}}}), scratch_handlers():
         called: list[int] = []
 
         @handler("t")

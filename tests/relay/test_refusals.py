@@ -13,7 +13,6 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import Message
 from django_outbox.relay import Relay, state
 from django_outbox.relay.state import Refusals
@@ -22,6 +21,7 @@ from django_outbox.retry import Backoff
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
 from tests.relay.test_unsettled import HANDLERS, LEASED, refusal
+from tests.support.effects import scratch_handlers
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.refused_rows import SETTLED, is_payload, refusing, restricted
@@ -42,7 +42,7 @@ def publisher(request: pytest.FixtureRequest) -> dict[str, Any]:
 def handling(publisher: dict[str, Any], *, failing: int | None = None, **settings: Any) -> Iterator[Counter[Any]]:
     """Settings with one publisher, and the number of a handler's calls by payload; it raises for one of them."""
     calls: Counter[Any] = Counter()
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, **settings}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, **settings}), scratch_handlers():
 
         @handler("t")
         def note(payload: Any, message: Message) -> None:

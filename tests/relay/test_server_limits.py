@@ -15,7 +15,6 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.brokers import Incoming
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.inbox import receive
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.models import StreamPosition
@@ -24,6 +23,7 @@ from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.relay.test_unsettled import HANDLERS
 from tests.support.databases import another_alias
+from tests.support.effects import scratch_handlers
 from tests.support.messages import ago, put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.refused_rows import run_sql
@@ -135,7 +135,7 @@ def test_limits_that_are_shorter_than_a_batch_repeat_nothing(
         return ACCEPTED
 
     scripted.answer = answer
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": entries[source]}}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": entries[source]}}), scratch_handlers():
 
         @handler("t")
         def work(payload: int, message: Message) -> None:

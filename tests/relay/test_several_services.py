@@ -13,11 +13,10 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.databases import Database
-from tests.support.effects import HANDLERS
+from tests.support.effects import HANDLERS, scratch_handlers
 
 PROJECT = """
 import os
@@ -54,7 +53,7 @@ def test_with_aliases_of_its_own_a_service_delivers_its_messages_only(using: str
         assert relay.drain().claimed == 0
     message = OutboxMessage.objects.using(using).pending().get()
     assert message.attempts == 0
-    with service("billing-handlers"), registry.scratch(), Relay(using=using) as relay:
+    with service("billing-handlers"), scratch_handlers(), Relay(using=using) as relay:
         handler("invoice.due")(lambda payload, message: handled.append(message.type))
         assert relay.drain().processed == 1
     assert handled == ["invoice.due"]

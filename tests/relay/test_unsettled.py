@@ -13,7 +13,6 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
@@ -22,6 +21,7 @@ from django_outbox.retry import Backoff
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill
+from tests.support.effects import scratch_handlers
 from tests.support.links import linked_by_sql
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script
@@ -130,7 +130,7 @@ def test_a_foreign_key_to_messages_that_are_to_be_deleted_stops_no_delivery(
 ):
     """The broker has accepted such a message, so it is kept as a processed one."""
     entries = {"PUBLISHERS": {"default": publisher}, "RETENTION": datetime.timedelta(0)}
-    with override_settings(OUTBOX=entries), registry.scratch():
+    with override_settings(OUTBOX=entries), scratch_handlers():
 
         @handler("t")
         def note(payload: int, message: Message) -> None: ...
@@ -164,7 +164,7 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
     def require(ids: list[int]) -> None:
         eventually(lambda: messages.processed().filter(id__in=ids).count() == len(ids))
 
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}}), scratch_handlers():
         handler("t")(lambda payload, message: None)
         ids, keyed = put(6, using), put(3, using, key="k", first=1)
         with refusing(using, condition), running_relay(using=using, limits=QUICK) as relay:
@@ -195,7 +195,7 @@ def reason(using: str) -> str:
 def leasing() -> Iterator[Counter[int]]:
     """A handler outside of a transaction, and the number of its calls by payload."""
     calls: Counter[int] = Counter()
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": LEASED}}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": LEASED}}), scratch_handlers():
 
         @handler("t")
         def note(payload: int, message: Message) -> None:

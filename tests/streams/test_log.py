@@ -17,7 +17,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
 from django_outbox.models import Heartbeat, Pause, StreamPosition
 from django_outbox.monitoring import verdicts
@@ -33,7 +32,7 @@ from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
 from tests.streams.sources import assert_delivered_once_in_order, deliver, insert, new_log_source, report_relays
 from tests.support.databases import open_transaction, statements
-from tests.support.effects import HANDLERS
+from tests.support.effects import HANDLERS, scratch_handlers
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, running_relay
@@ -762,7 +761,7 @@ def has_passed(scripted: Script, count: int) -> bool:
 def test_handlers_get_each_message_of_the_log_once():
     handled: list[Any] = []
     publishers = {"default": {**HANDLERS, "SOURCE": "log"}}
-    with override_settings(OUTBOX={"PUBLISHERS": publishers}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}), scratch_handlers():
         handler("t")(lambda payload, message: handled.append(payload))
         with running_relay(using=LOG, workers=2, limits=QUICK):
             eventually(lambda: execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn IS NOT NULL"))

@@ -15,7 +15,6 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, retry_later
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.figures import Level
@@ -29,6 +28,7 @@ from tests.conftest import ALIASES
 from tests.relay.test_unsettled import HANDLERS, reason
 from tests.streams.conftest import LOG
 from tests.streams.sources import PG, STREAMED, new_source
+from tests.support.effects import scratch_handlers
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.refused_rows import SETTLED, refusing, restricted
@@ -279,7 +279,7 @@ def test_a_row_that_another_relay_has_delivered_is_not_refused_any_more(
 def test_a_handled_row_that_cannot_leave_its_stream_stops_no_other(transactional: bool):
     entry = {**HANDLERS, "OPTIONS": {"transaction": transactional}, "RETRY": {"MAX_ATTEMPTS": 2, "DELAY": 0.01}}
     calls: Counter[int] = Counter()
-    with streaming(entry), registry.scratch():
+    with streaming(entry), scratch_handlers():
 
         @handler("t")
         def fail_for_bad(payload: int, message: Message) -> None:

@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
@@ -25,7 +24,7 @@ from django_outbox.stores.stream import StoredPosition
 from tests.conftest import ALIASES
 from tests.streams.sources import PG, STREAMED, assert_delivered_once_in_order, deliver, drain, insert, new_source
 from tests.support.databases import open_transaction, statements
-from tests.support.effects import HANDLERS
+from tests.support.effects import HANDLERS, scratch_handlers
 from tests.support.messages import put, rows, write
 from tests.support.publishers import SCRIPTED, Script
 
@@ -218,7 +217,7 @@ def test_handlers_get_each_message_once(in_transaction: bool):
     """Outside of a transaction, they get messages from the table."""
     handled: list[Any] = []
     entry = {**HANDLERS, "OPTIONS": {"transaction": in_transaction}, "SOURCE": "snapshot"}
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}), registry.scratch():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}), scratch_handlers():
         handler("t")(lambda payload, message: handled.append(payload))
         put(4, PG, keys=2)
         assert drain() == 4

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_outbox.handlers.registry import registry
-from tests.support.effects import HANDLERS
+from tests.support.effects import HANDLERS, scratch_handlers
 from tests.support.publishers import SCRIPTED
 
 Configure = Callable[..., None]
@@ -18,7 +17,7 @@ Configure = Callable[..., None]
 def configure() -> Iterator[Configure]:
     """What makes the outbox the default backend, given its OPTIONS, more of its entry, and RETRY of its publisher."""
     with ExitStack() as stack:
-        stack.enter_context(registry.scratch())
+        stack.enter_context(scratch_handlers())
 
         def set_up(
             options: dict[str, Any],

@@ -1,9 +1,13 @@
 """Local handlers and their effects: rows of a table that has nothing to do with the outbox, in the same database."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from django.contrib.auth.models import Group
 
+from django_outbox.handlers.registry import HandlerRegistry, registry
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.relay import Relay
 from tests.support.relay_threads import QUICK
@@ -13,6 +17,13 @@ HANDLERS: dict[str, Any] = {
     "RETRY": {"DELAY": 0.001, "JITTER": 0, "MAX_DELAY": 0.002},
 }
 """An entry of `PUBLISHERS` whose retries wait for a millisecond."""
+
+
+@contextmanager
+def scratch_handlers() -> Iterator[HandlerRegistry]:
+    """Start without handlers, and restore the registered ones at the end; those of new modules do not stay."""
+    with mock.patch.dict(vars(registry), vars(HandlerRegistry())):
+        yield registry
 
 
 def leave(using: str, name: object) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from django.test import override_settings
 
-from django_outbox.handlers.registry import HandlerRegistry, registry
-from tests.support.effects import HANDLERS
+from django_outbox.handlers.registry import HandlerRegistry
+from tests.support.effects import HANDLERS, scratch_handlers
 
 
 @pytest.fixture
@@ -16,5 +16,5 @@ def handlers(request: pytest.FixtureRequest) -> Iterator[HandlerRegistry]:
     A module uses it for all its tests with `pytest.mark.usefixtures("handlers")`.
     """
     outbox = getattr(request.module, "OUTBOX", {"PUBLISHERS": {"default": HANDLERS}})
-    with registry.scratch() as empty, override_settings(OUTBOX=outbox):
+    with scratch_handlers() as empty, override_settings(OUTBOX=outbox):
         yield empty

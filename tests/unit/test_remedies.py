@@ -18,7 +18,7 @@ from django_outbox.events import event, upgrade
 from django_outbox.events.registry import EventRegistry
 from django_outbox.events.registry import registry as events
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import registry
+from tests.support.effects import scratch_handlers
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -91,13 +91,13 @@ def test_an_event_without_a_handler_has_one_after_what_the_hint_says():
 
 def test_a_handler_with_wrong_parameters_can_be_called_after_what_the_hint_says():
     wrong = {"OUTBOX": {**HANDLED, "ROUTES": {"order.*": ["work"]}}}
-    with registry.scratch():
+    with scratch_handlers():
         handler("order.created")(lambda payload: None)
         problem = only(wrong, "E026")
     (definition,) = re.findall(r"def .*\)", str(problem.hint))
     names: dict[str, Any] = {}
     exec(f"{definition.replace('<lambda>', 'work')}: ...", names)
-    with registry.scratch():
+    with scratch_handlers():
         handler("order.created")(names["work"])
         assert not problems(wrong)
 

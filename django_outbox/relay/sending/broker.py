@@ -82,9 +82,6 @@ def publish_in_waves(
     Args:
         failed_blocks_key: whether a rejected message blocks its key, as a deferred one does.
         may_not_begin: called before each wave but the first.
-
-    Returns:
-        One outcome per message, in the order of `messages`.
     """
     keys = [message.key for message in messages if message.key]
     if len(set(keys)) == len(keys):
