@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from contextlib import nullcontext, suppress
-from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
@@ -13,21 +12,6 @@ from django_outbox.models import Pause
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe
-
-
-class PauseReason(NamedTuple):
-    """The operator who paused something, and the reason; both may be empty."""
-
-    by: str = ""
-    reason: str = ""
-
-    def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
-        return f"{by} ({self.reason})" if self.reason else by
-
-
-Paused = dict[tuple[str, str], PauseReason]
-"""Pauses by publisher and type; the type is empty if the whole publisher is paused."""
 
 
 class Pauses:
@@ -57,7 +41,8 @@ class Pauses:
         self._calls = calls or DatabaseCalls()
         self._max_seconds = max_seconds
         self._clock = clock
-        self._paused: Paused = {}
+        # By publisher and type; the type is empty if the whole publisher is paused.
+        self._paused: frozenset[tuple[str, str]] = frozenset()
         self._read_at: float | None = None
         self._failed = False
         self._lock = threading.Lock()
@@ -91,16 +76,12 @@ class Pauses:
 
     def _read(self) -> None:
         connection = connections[self._using]
-        rows = Pause.objects.using(self._using).filter(resumed_at=None)
         # A savepoint, because in a test's own transaction a failed query would make all others fail.
         savepoint = transaction.atomic(using=self._using) if connection.in_atomic_block else nullcontext()
         try:
             with self._calls.watch(connection, self._max_seconds), savepoint:
-                found = {
-                    (publisher, type): PauseReason(by, reason)
-                    for publisher, type, by, reason in rows.values_list("publisher", "type", "paused_by", "reason")
-                    if publisher in self._publisher_aliases
-                }
+                rows = Pause.objects.using(self._using).filter(resumed_at=None).values_list("publisher", "type")
+                found = frozenset(row for row in rows if row[0] in self._publisher_aliases)
         except (DatabaseError, InterfaceError) as error:
             self._note_failure(error)
             return
@@ -128,12 +109,10 @@ class Pauses:
             )
 
 
-def _report(before: Paused, after: Paused) -> None:
-    for publisher, type in sorted({*before} ^ {*after}):
+def _report(before: Set[tuple[str, str]], after: Set[tuple[str, str]]) -> None:
+    for publisher, type in sorted(before ^ after):
         what = f"Publisher {publisher!r}" + (f": the type {type!r}" if type else "")
         if (publisher, type) in after:
-            logger.warning(
-                "%s is paused%s.", what, after[publisher, type], event="relay.paused", publisher=publisher, type=type
-            )
+            logger.warning("%s is paused.", what, event="relay.paused", publisher=publisher, type=type)
         else:
             logger.warning("%s is no longer paused.", what, event="relay.resumed", publisher=publisher, type=type)

@@ -1,7 +1,6 @@
 """Databases of the test run: their connections, statements and temporary databases on the same servers."""
 
 import itertools
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -12,8 +11,6 @@ import MySQLdb
 import psycopg
 from django.conf import settings
 from django.db import OperationalError, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 
@@ -53,31 +50,6 @@ def statements(queries: CaptureQueriesContext) -> list[str]:
     """The first words of the captured queries, without those that open and end transactions."""
     words = [query["sql"].split()[0].upper() for query in queries.captured_queries]
     return [word for word in words if word not in {"BEGIN", "COMMIT", "SAVEPOINT", "RELEASE", "ROLLBACK"}]
-
-
-@contextmanager
-def statements_of_new_connections() -> Iterator[list[str]]:
-    """Collect the statements over all connections that are opened meanwhile, in whichever thread.
-
-    Only those of a relay's reports are left out: they depend on the time, and not on the messages.
-    """
-    found: list[str] = []
-
-    def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-        if threading.current_thread().name != "outbox-reports":
-            found.append(sql)
-        return execute(sql, *arguments)
-
-    def listen(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
-        # MySQL's connection connects once more to ask for the server's version.
-        if note not in connection.execute_wrappers:
-            connection.execute_wrappers.append(note)
-
-    connection_created.connect(listen)
-    try:
-        yield found
-    finally:
-        connection_created.disconnect(listen)
 
 
 @contextmanager
