@@ -101,7 +101,6 @@ def compare(
 
 
 def read_machine() -> dict[str, Any]:
-    """Return the machine and the versions of what was measured."""
     found: dict[str, Any] = {
         "CPUs": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -66,7 +66,6 @@ class Server:
             )
 
     def open(self, path: str) -> None:
-        """Open a page in the browser."""
         eventually(lambda: self._answers(path), seconds=PATIENCE)
 
     def wait_for(self, line: str) -> None:
@@ -84,7 +83,6 @@ class Server:
         self._process = None
 
     def close(self) -> None:
-        """End the server if it is still running."""
         if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

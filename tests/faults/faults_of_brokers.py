@@ -232,7 +232,6 @@ def all_brokers_away(stage: Stage, rand: random.Random) -> int:
 
 
 def set_replicas(stage: Stage, count: int) -> None:
-    """Set the number of replicas that must have a message."""
     for topic in TOPICS:
         alter_topic(stage.broker.url(), topic, min_insync_replicas=str(count))
 

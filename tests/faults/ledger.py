@@ -342,7 +342,6 @@ def check_ids(ledger: Ledger, written: dict[str, Written], database: DatabaseSer
 
 
 def row(id: str, database: DatabaseServer) -> str:
-    """Return the row of a message as text."""
     columns = "id, available_at, processed_at, failed_at, attempts, error"
     rows = database.rows(f"SELECT {columns} FROM {TABLE} WHERE message_id = '{id}'")
     return f", row: {rows}"

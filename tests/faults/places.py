@@ -19,8 +19,6 @@ what the operating system takes."""
 
 @dataclass
 class Place:
-    """A place for one process at a time."""
-
     name: str
     command: Sequence[str]
     environment: dict[str, str]
@@ -57,7 +55,6 @@ class Places:
                 place.process = None
 
     def stop(self, place: Place) -> None:
-        """End a process as an administrator does."""
         with place.lock:
             if place.process is None:
                 return

@@ -35,7 +35,6 @@ def make_relays(
 
 
 def django_environment(plan: Plan, database_url: str) -> dict[str, str]:
-    """Return the environment of a process that uses Django."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
     return {
         **kept,

@@ -58,12 +58,10 @@ class Stage:
         return self.nursery.start(name, command, environment=environment, talks=True)
 
     def manage(self, *arguments: str) -> None:
-        """Run a command of Django as the administrator."""
         environment = django_environment(self.plan, self.database.url("admin"))
         self.nursery.run([sys.executable, "-m", "django", *arguments], environment=environment)
 
     def say(self, text: str) -> None:
-        """Write a line of progress."""
         sys.stderr.write(f"[{time.monotonic() - self.began:6.1f} s] {text}\n")
         sys.stderr.flush()
 

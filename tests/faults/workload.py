@@ -56,8 +56,6 @@ class RolledBack(Exception):
 
 @dataclass(frozen=True)
 class Planned:
-    """A message that is to be written."""
-
     id: uuid.UUID
     key: str
     n: int
@@ -245,7 +243,6 @@ def enqueue_all(work: Transaction, moments: list[float]) -> None:
 
 
 def written_line(each: Planned, interval: Interval) -> str:
-    """Return the line of the journal for a message."""
     low, high = interval
     return f"{each.id.hex} {each.key or '-'} {each.n} {each.kind.value} {low:.7f} {high:.7f}\n"
 

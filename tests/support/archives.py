@@ -83,7 +83,6 @@ def archived_messages(using: str) -> Iterator[ArchivedMessage]:
 
 
 def archived(using: str) -> list[int]:
-    """Their ids, each once."""
     return [*dict.fromkeys(message.id for message in archived_messages(using))]
 
 

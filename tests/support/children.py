@@ -119,7 +119,6 @@ class Child:
 
     @property
     def input(self) -> IO[bytes]:
-        """The pipe to its standard input."""
         assert self._process.stdin is not None
         return self._process.stdin
 

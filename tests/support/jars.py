@@ -25,7 +25,6 @@ class Program:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be started."""
         return self.folder.is_dir() and bool(shutil.which("java"))
 
     def command(self, main: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> list[str | Path]:

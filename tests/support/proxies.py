@@ -138,7 +138,6 @@ class Proxy:
         self.cut()
 
     def come_back(self) -> None:
-        """Accept connections again."""
         self._refusing = False
 
     def cut(self, *, after: int | None = None) -> None:

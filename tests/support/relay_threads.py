@@ -50,6 +50,5 @@ def relays_in_threads(**defaults: Any) -> Iterator[Callable[..., Relay]]:
 
 @contextmanager
 def running_relay(**arguments: Any) -> Iterator[Relay]:
-    """Run one relay in a thread until the end of the block."""
     with relays_in_threads(**arguments) as start:
         yield start()

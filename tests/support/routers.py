@@ -6,8 +6,6 @@ from django_outbox.models import OutboxMessage
 
 
 class OutboxRouter:
-    """Routes the outbox to one database."""
-
     def __init__(self, alias: str) -> None:
         self._alias = alias
 

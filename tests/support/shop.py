@@ -43,7 +43,6 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
         return self._process.poll() is None
 
     def send(self, *signals: signal.Signals) -> None:
@@ -65,7 +64,6 @@ class Process:
         self.wait()
 
     def until_it_says(self, text: str) -> None:
-        """Wait until it has printed a text."""
         eventually(lambda: text in self.output or not self.running, seconds=PATIENCE)
         assert text in self.output, self.output
 
@@ -119,7 +117,6 @@ class Shop:
         return run_manage(*arguments, environment=self.environment)
 
     def start(self, *arguments: str) -> Process:
-        """Start a management command."""
         return self._start("manage.py", *arguments)
 
     def start_celery(self, *arguments: str) -> Process:
@@ -180,7 +177,6 @@ class Shop:
         return int(duplicates[0][0])
 
     def payloads(self) -> list[Any]:
-        """Return the payloads that arrived, in their order."""
         rows = self.database.rows("SELECT payload FROM shop_receivedmessage ORDER BY id")
         return [json.loads(payload) if isinstance(payload, str) else payload for (payload,) in rows]
 
@@ -212,7 +208,6 @@ class Shop:
 
 @contextmanager
 def migrated_database(alias: str, folder: Path) -> Iterator[Database]:
-    """A database with the shop's tables in it."""
     with Database(alias) as database:
         with Shop(database, folder) as shop:
             shop.manage("migrate", "--verbosity=0")

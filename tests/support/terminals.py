@@ -20,15 +20,11 @@ PATIENCE = 60.0
 
 
 class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 class TerminalProcess:
-    """A process on a pseudo-terminal."""
-
     def __init__(self, command: list[str], *, columns: int, env: dict[str, str]) -> None:
         lines = 24
         self._keyboard, terminal = pty.openpty()

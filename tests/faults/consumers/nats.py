@@ -19,7 +19,6 @@ COUNT = 500
 
 
 def read(url: str, journals: Journals) -> None:
-    """Note messages."""
     asyncio.run(_read(url, journals))
 
 

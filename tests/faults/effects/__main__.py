@@ -41,7 +41,6 @@ def main(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     found = argparse.ArgumentParser(prog="python -m tests.faults.effects", description=__doc__)
     found.add_argument("--database", choices=DATABASES, default="postgresql")
     found.add_argument("--messages", type=int, default=2000, help="committed messages (%(default)s)")

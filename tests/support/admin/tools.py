@@ -42,12 +42,10 @@ def client_with(*permissions: str) -> Client:
 
 
 def url(name: str, *args: Any) -> str:
-    """One of the admin's URLs for outbox messages."""
     return reverse(f"admin:django_outbox_outboxmessage_{name}", args=args)
 
 
 def listed(response: Any) -> list[int]:
-    """The ids of the messages on a page of the list."""
     assert response.status_code == 200
     return [message.pk for message in response.context["cl"].result_list]
 

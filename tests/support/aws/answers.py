@@ -25,8 +25,6 @@ BATCH = "SendMessageBatch"
 
 @dataclass(frozen=True)
 class Refusal:
-    """AWS refuses a request."""
-
     code: str
     message: str = "the reason"
     status: int = 400
@@ -95,7 +93,6 @@ class AwsAnswers:
         self._answers.setdefault(action, deque()).extend(answers)
 
     def batches(self) -> list[Seen]:
-        """Return the batch requests that have arrived."""
         return [each for each in self.seen if each.action == BATCH]
 
     def close(self) -> None:

@@ -96,7 +96,6 @@ class Receiver:
                     return found
 
     def clear(self) -> None:
-        """Forget all requests."""
         with self._lock:
             self._calls.seek(0)
             self._calls.truncate()

@@ -114,7 +114,6 @@ class Cluster:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until all brokers respond."""
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
 
         def ask() -> None:

@@ -45,7 +45,6 @@ class Gateway:
             self.proxies[id].go_down()
 
     def come_back(self, *brokers: int) -> None:
-        """Accept connections again."""
         for id in brokers or self.proxies:
             self.proxies[id].come_back()
 

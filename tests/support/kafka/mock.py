@@ -63,12 +63,10 @@ class MockCluster:
             self._library.rd_kafka_mock_broker_set_down(self._cluster, broker)
 
     def come_back(self, *brokers: int) -> None:
-        """Accept connections again."""
         for broker in brokers or self._ids:
             self._library.rd_kafka_mock_broker_set_up(self._cluster, broker)
 
     def set_leader(self, topic: str, partition: int, broker: int) -> None:
-        """Let a broker lead a partition."""
         self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, broker)
 
     def fail(self, request: int, *codes: int) -> None:

@@ -25,7 +25,6 @@ MOCK_REASON = (
 
 
 def is_real() -> bool:
-    """Return whether the brokers are Kafka's own."""
     return os.environ.get(URL, "") not in {"", "mock"} or KEEPER in os.environ
 
 

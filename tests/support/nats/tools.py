@@ -43,8 +43,6 @@ def nats_port() -> int:
 
 @dataclass(frozen=True)
 class Stored:
-    """A message in a stream."""
-
     subject: str
     headers: dict[str, str]
     data: bytes

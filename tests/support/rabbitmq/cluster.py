@@ -117,7 +117,6 @@ class Node:
 
     @contextmanager
     def channel(self) -> Iterator[BlockingChannel]:
-        """Open a channel for a moment."""
         with self.connect() as connection:
             yield connection.channel()
 
