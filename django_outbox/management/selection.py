@@ -43,7 +43,6 @@ Groups = dict[tuple[str, str], Group]
 class SelectionCommand(OutboxCommand):
     """A command that changes the messages that its filters choose: failed ones, unless it offers `--processed`."""
 
-    """Another reason for which messages may not be changed, besides having left their state."""
     read_size = 10_000
     """Number of rows that are read between two updates of the progress."""
 
