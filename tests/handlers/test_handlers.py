@@ -171,6 +171,8 @@ def test_a_function_that_a_handler_calls_may_reject_or_put_off_its_message(
 def test_a_wrong_time_to_put_a_message_off_is_refused(seconds: Any):
     with pytest.raises(ValueError, match=r"^RetryLater: seconds is "):
         RetryLater(seconds)
+    with pytest.raises(ValueError, match=r"^set_aside: seconds is "):
+        set_aside("the bank is closed", seconds)
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["", "fallback"])
@@ -200,18 +202,6 @@ def test_a_message_that_runs_out_of_attempts_keeps_the_error_class_of_the_last_o
     drain_all("default")
     (message,) = OutboxMessage.objects.using("default")
     assert (message.status, message.error_class) == (Status.FAILED, expected)
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "60", None])
-def test_a_wrong_time_to_set_a_message_aside_is_an_error_and_uses_up_an_attempt(using: str, seconds: Any):
-    @handler("t")
-    def work(payload: Any, message: Message) -> Outcome:
-        return set_aside("the bank is closed", seconds)
-
-    put(1, using)
-    deliver_once(using)
-    (message,) = OutboxMessage.objects.using(using)
-    assert (message.error_class, message.attempts) == ("ValueError", 1)
 
 
 def test_a_handler_enqueues_in_the_same_transaction_and_in_order(using: str):

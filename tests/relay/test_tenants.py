@@ -48,12 +48,9 @@ def schemas_of_threads(options: str) -> str:
     return done.stdout.strip()
 
 
-def test_threads_begin_in_the_schema_of_their_caller():
-    assert schemas_of_threads("{}") == "t1 t1"
-
-
-def test_connections_that_leave_djangos_pool_keep_the_schema():
-    assert schemas_of_threads('{"pool": True}') == "t1 t1"
+@pytest.mark.parametrize("options", ["{}", '{"pool": True}'], ids=["", "pool"])
+def test_threads_begin_in_the_schema_of_their_caller(options: str):
+    assert schemas_of_threads(options) == "t1 t1"
 
 
 ENQUEUE = """
