@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.messages import ACCEPTED, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.retention.purge import purge
@@ -90,6 +90,13 @@ def test_an_idle_worker_lists_again_after_a_while(scripted: Script):
     with CaptureQueriesContext(connections[PG]) as queries:
         deliver(source)
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT"]
+
+
+def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on(scripted: Script):
+    put(6, PG, keys=2)
+    scripted.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
+    assert drain() == 5
+    assert [row["error"] for row in rows(PG).values() if row["failed_at"]] == ["wrong"]
 
 
 def test_a_message_that_is_put_off_waits_in_the_table_with_the_later_ones_of_its_key(scripted: Script):
