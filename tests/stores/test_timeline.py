@@ -322,6 +322,17 @@ class TestWhatWaits:
             assert relay.drain().processed == len(ids) == 200
         assert sorted(scripted.published()) == ids
 
+    def test_a_key_continues_after_a_message_that_failed_without_blocking_it(self, using: str, waiting: Clock):
+        put_waiting(using)
+        cursor = Cursor(clock=waiting)
+        wait_for_nothing(using, cursor)
+        first, second = put(2, using, key="another")
+        with claim(using, limit=1, cursor=cursor) as batch:
+            assert [message.id for message in batch.messages] == [first]
+            settle(using, batch, failed=[(first, "never")])
+        assert cursor.lags
+        assert claimed_ids(using, cursor=cursor) == [second]
+
     @pytest.mark.parametrize("using", LOCKING, indirect=True)
     def test_a_message_committed_late_is_found_by_the_next_claim(self, using: str, waiting: Clock):
         put_waiting(using)
@@ -335,6 +346,21 @@ class TestWhatWaits:
                     settle(using, batch, processed=[early])
             waiting.now += OVERLAP / 2
         assert claimed_ids(using, cursor=cursor) == [late]
+
+    @pytest.mark.parametrize("using", LOCKING, indirect=True)
+    def test_a_key_of_another_relay_is_taken_when_that_one_has_died(self, using: str, waiting: Clock):
+        put_waiting(using)
+        mine, theirs = Cursor(clock=waiting), Cursor(clock=waiting)
+        wait_for_nothing(using, mine)
+        with another_alias(using) as other:
+            wait_for_nothing(other, theirs)
+            (id,) = put(1, using, key="another")
+            with claim(other, limit=10, cursor=theirs) as batch:
+                assert [message.id for message in batch.messages] == [id]
+                # It passes the message by, and does not forget it.
+                assert [claimed_ids(using, cursor=mine) for _ in range(3)] == [[], [], []]
+                assert not mine.lags
+        assert claimed_ids(using, cursor=mine) == [id]
 
 
 def test_heads_are_listed_again_when_few_keys_wait(using: str, waiting: Clock, monkeypatch: pytest.MonkeyPatch):
