@@ -153,10 +153,6 @@ def filter_link(value: str, url: str) -> SafeString | str:
     return format_html('<a href="{}">{}</a>', url, breakable(_encodable(value))) if value else "-"
 
 
-def preformatted(text: str) -> SafeString | str:
-    return _pre(text) if text else "-"
-
-
 def pretty_json(value: Any) -> SafeString:
     """Return indented JSON as escaped HTML, at most `MAX_JSON_LENGTH` characters of it."""
     parts, length = [], 0
@@ -166,7 +162,7 @@ def pretty_json(value: Any) -> SafeString:
         # Stop formatting at the limit: a payload may be as large as the settings allow.
         if length > MAX_JSON_LENGTH:
             break
-    shown = _pre("".join(parts)[:MAX_JSON_LENGTH])
+    shown = preformatted("".join(parts)[:MAX_JSON_LENGTH])
     if length <= MAX_JSON_LENGTH:
         return shown
     limit = number_format(MAX_JSON_LENGTH, force_grouping=True)
@@ -174,7 +170,7 @@ def pretty_json(value: Any) -> SafeString:
     return format_html('{}<p class="help">{}</p>', shown, note)
 
 
-def _pre(text: str) -> SafeString:
+def preformatted(text: str) -> SafeString:
     return format_html(
         '<div class="outbox-value"><pre class="outbox-text" data-outbox-copy="{}" data-outbox-copied="{}">{}</pre>'
         "</div>",

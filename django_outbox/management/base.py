@@ -17,11 +17,10 @@ from django.core.management.base import (
     SystemCheckError,
 )
 from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router
-from django.db.models import Model
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import CommandEntry, OutboxMessage
-from django_outbox.stores.schema import REQUIRED, describe_missing_schema
+from django_outbox.stores.schema import describe_missing_schema
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import describe, escape
 
@@ -40,7 +39,6 @@ class OutboxCommand(BaseCommand):
     """
 
     examples = ""
-    models: Sequence[type[Model]] = REQUIRED
     verbosity = 1
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -70,7 +68,7 @@ class OutboxCommand(BaseCommand):
             error.args = (escape(str(error)),)
             raise
         except (DatabaseError, InterfaceError) as error:
-            problem = explain(self.get_database({"database": None, **options}), error, self.models)
+            problem = explain(self.get_database({"database": None, **options}), error)
             if not problem:
                 raise
             raise CommandError(problem) from error
@@ -170,10 +168,10 @@ def require_text(name: str, value: object) -> None:
             raise CommandError(f"The argument {name} is {each!r}, which is not text in UTF-8.") from None
 
 
-def explain(using: str, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> str:
+def explain(using: str, error: Exception) -> str:
     """Return why a database cannot be used, with the remedy; empty if it was the statement that was wrong."""
     with suppress(DatabaseError, InterfaceError):
-        if problem := describe_missing_schema(connections[using], models):
+        if problem := describe_missing_schema(connections[using]):
             return problem
     if isinstance(error, OperationalError | InterfaceError):
         return f"The database {using!r} is unavailable: {describe(error)}"

@@ -175,26 +175,17 @@ class TestConfirmation:
         assert LogEntry.objects.count() == 1
 
 
-class TestEffectsOnKeys:
-    @pytest.fixture
-    def failed(self) -> dict[str, list[int]]:
-        """Messages that block their keys, that do not, and that have none."""
-        return {
-            "blocking": put(Status.FAILED, 2, key="order-7", blocks_key=True),
-            "not blocking": put(Status.FAILED, 3, key="order-8"),
-            "none": put(Status.FAILED),
-        }
-
-    def test_is_shown_in_the_confirmation(self, admin_client: Client, failed: dict[str, list[int]]):
-        ids = [id for ids in failed.values() for id in ids]
-        assert act(admin_client, "requeue", ids).context["effects"] == [
-            "2 messages block their keys. Messages that wait behind are delivered afterwards.",
-            "3 messages do not block their keys. Later messages with the same key may already have been delivered, "
-            "so the order may change.",
-        ]
-        page = act(admin_client, "discard", ids)
-        assert page.context["effects"] == ["2 messages block their keys. Messages that wait behind will be delivered."]
-        assert page.context["effects"][0] in text(page)
+def test_the_effect_on_keys_is_shown_in_the_confirmation(admin_client: Client):
+    ids = [*put(Status.FAILED, 2, key="order-7", blocks_key=True), *put(Status.FAILED, 3, key="order-8")]
+    ids += put(Status.FAILED)
+    assert act(admin_client, "requeue", ids).context["effects"] == [
+        "2 messages block their keys. Messages that wait behind are delivered afterwards.",
+        "3 messages do not block their keys. Later messages with the same key may already have been delivered, "
+        "so the order may change.",
+    ]
+    page = act(admin_client, "discard", ids)
+    assert page.context["effects"] == ["2 messages block their keys. Messages that wait behind will be delivered."]
+    assert page.context["effects"][0] in text(page)
 
 
 class TestDetailPage:
