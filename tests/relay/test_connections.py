@@ -1,6 +1,7 @@
 """The database connections of a relay: servers that end idle ones, and connection pools."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +79,26 @@ def test_an_idle_relay_whose_connection_the_server_ends_goes_on_without_a_word(
         eventually(lambda: len(connected) > 6)
         with transaction.atomic(using=alias):
             enqueue("t", 1, using=alias)
+        eventually(lambda: relay.tally.processed == 1)
+    assert caplog.text == ""
+
+
+def test_a_worker_in_whose_place_others_poll_goes_on_without_a_word(
+    options: Callable[..., None], caplog: pytest.LogCaptureFixture
+):
+    options("postgresql", options="-c idle_session_timeout=1000")
+    limits = Limits(first_idle_wait=0.3)
+    with (
+        caplog.at_level(logging.WARNING),
+        running_relay(using="postgresql", poll_interval=0.3, limits=limits) as relay,
+    ):
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            # As another worker that finds nothing.
+            relay._state.wake_ups.wait(frozenset(["default"]), 0)
+            time.sleep(0.1)
+        with transaction.atomic(using="postgresql"):
+            enqueue("t", 1, using="postgresql")
         eventually(lambda: relay.tally.processed == 1)
     assert caplog.text == ""
 
