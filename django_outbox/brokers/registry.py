@@ -29,6 +29,9 @@ SHIPPED = (
 )
 """The dotted paths of the publishers and consumers of this app."""
 
+WITHOUT_DRIVER = ("console", "handlers", "memory")
+"""The packages of those that need no extra."""
+
 
 def make_publisher(publisher_alias: str) -> Publisher:
     """Construct the publisher with this alias from the settings, or raise ImproperlyConfigured. It does not connect.
@@ -97,15 +100,15 @@ def construct(
 def _import_hint(backend: str, kind: str) -> str:
     """Return the hint about a class that cannot be imported; `kind` is the end of its name: Publisher or Consumer."""
     *packages, name = backend.removesuffix(kind).split(".")
-    if backend in SHIPPED:
+    if backend in SHIPPED and packages[-1] not in WITHOUT_DRIVER:
         # The driver's extra has the name of the package.
-        return f'Install the driver: pip install "django-transactional-outbox[{packages[2]}]".'
+        return f'Install the driver: pip install "django-transactional-outbox[{packages[-1]}]".'
     paths = [path for path in SHIPPED if path.endswith(kind)]
     found = [path for path in paths if path.split(".")[2] in packages]
     if not found:
         # Without the end that all have in common, and in any case.
         names = {path.rpartition(".")[2].removesuffix(kind).lower(): path for path in paths}
         found = [names[each] for each in get_close_matches(name.lower(), names, n=1, cutoff=0.8)]
-    if found:
+    if found and backend not in SHIPPED:
         return f"Did you mean {' or '.join(map(repr, found))}?"
     return "Correct the dotted path, or install what it imports."

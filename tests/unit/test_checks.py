@@ -181,6 +181,14 @@ def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():
     assert "django-transactional-outbox[rabbitmq]" in str(problem.hint)
 
 
+@pytest.mark.parametrize("package", ["brokers.console", "handlers"])
+def test_e006_a_package_that_needs_no_driver(package: str):
+    name = "ConsolePublisher" if package == "brokers.console" else "HandlersPublisher"
+    with mock.patch.dict("sys.modules", {f"django_outbox.{package}": None}):
+        problem = only(found(publishers(BACKEND=f"django_outbox.{package}.{name}")), "E006")
+    assert str(problem.hint) == "Correct the dotted path, or install what it imports."
+
+
 @pytest.mark.parametrize("backend", ["decimal.Decimal", "json.dumps"])
 def test_e007_backend_is_not_a_publisher(backend: str):
     only(found(publishers(BACKEND=backend)), "E007")
