@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     """Run the suite; return 0 if every promise was kept, 1 if one was broken, 2 if the suite itself failed."""
     options = vars(parser().parse_args(arguments))
     if options.pop("list"):
-        for fault in faults_for(options["database"], broker=options["broker"]):
+        for fault in faults_for(options["broker"]):
             sys.stdout.write(f"{fault.name:<34}{fault.inflict.__doc__}\n")
         return 0
     # They end it like Ctrl-C, so that nothing is left behind.
@@ -62,9 +62,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--notify", action="store_true", help="the writers wake the relays, on PostgreSQL")
     found.add_argument("--failed-blocks-key", action="store_true", help="a failed message blocks its key")
     found.add_argument("--keep-logs", type=_folder, metavar="DIR", help="keep logs and journals in this folder")
-    found.add_argument(
-        "--list", action="store_true", help="list the kinds of faults of this database and broker, and exit"
-    )
+    found.add_argument("--list", action="store_true", help="list the kinds of faults of this broker, and exit")
     return found
 
 

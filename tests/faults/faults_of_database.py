@@ -10,47 +10,47 @@ from typing import Any
 import MySQLdb
 import psycopg
 
-from tests.faults.kinds import SERVERS, everyone, fault
+from tests.faults.kinds import everyone, fault
 from tests.faults.plan import CLAIM_TIMEOUT
-from tests.faults.servers import TABLE, NetworkServer
+from tests.faults.servers import TABLE
 from tests.faults.stage import Stage
 from tests.support.children import SuiteError
 
 
-@fault("database", SERVERS)
+@fault("database")
 def backends_ended(stage: Stage, rand: random.Random) -> int:
     """`pg_terminate_backend` or `KILL` for some of the relays' connections, or for all."""
     limit = rand.choice((1, 2, None))
-    server(stage).end_backends("relay", limit)
+    stage.database.end_backends("relay", limit)
     return limit or everyone(stage)
 
 
-@fault("database", SERVERS)
+@fault("database")
 def database_restarted(stage: Stage, rand: random.Random) -> int:
     """The server is stopped as an administrator does, and restarted."""
-    server(stage).restart()
+    stage.database.restart()
     return everyone(stage)
 
 
-@fault("database", SERVERS)
+@fault("database")
 def database_killed(stage: Stage, rand: random.Random) -> int:
     """The server is killed, and recovers."""
-    server(stage).crash()
+    stage.database.crash()
     return everyone(stage)
 
 
-@fault("database", SERVERS)
+@fault("database")
 def limits_set(stage: Stage, rand: random.Random) -> int:
     """An administrator sets time limits that no claim can keep to, and ends all connections."""
-    server(stage).limit("relay")
-    server(stage).end_backends("relay")
+    stage.database.limit("relay")
+    stage.database.end_backends("relay")
     stage.pause(rand.uniform(2, 6))
-    server(stage).limit("relay", reset=True)
-    server(stage).end_backends("relay")
+    stage.database.limit("relay", reset=True)
+    stage.database.end_backends("relay")
     return everyone(stage)
 
 
-@fault("database", SERVERS)
+@fault("database")
 def rows_locked(stage: Stage, rand: random.Random) -> int:
     """A transaction locks pending rows for some seconds, heads of keys among them."""
     order = rand.choice(("id", "id DESC"))
@@ -63,7 +63,7 @@ def rows_locked(stage: Stage, rand: random.Random) -> int:
     return everyone(stage)
 
 
-@fault("database", SERVERS)
+@fault("database")
 def table_locked(stage: Stage, rand: random.Random) -> int:
     """The whole table is locked for a moment, as by a migration."""
     postgresql = stage.database.vendor == "postgresql"
@@ -75,7 +75,7 @@ def table_locked(stage: Stage, rand: random.Random) -> int:
     return everyone(stage)
 
 
-@fault("database", SERVERS)
+@fault("database")
 def snapshot_held(stage: Stage, rand: random.Random) -> int:
     """A transaction keeps an old snapshot open, as a long report does."""
     with session(stage) as cursor:
@@ -86,7 +86,7 @@ def snapshot_held(stage: Stage, rand: random.Random) -> int:
     return 0
 
 
-@fault("database", SERVERS)
+@fault("database")
 def deadlocks(stage: Stage, rand: random.Random) -> int:
     """Two sessions update pending rows in different orders, under SERIALIZABLE, and block everyone."""
     threads = [threading.Thread(target=meddle, args=(stage, random.Random(rand.random()), 3.0)) for _ in range(2)]
@@ -113,16 +113,6 @@ def meddle(stage: Stage, rand: random.Random, seconds: float) -> None:
         time.sleep(0.02)
 
 
-@fault("database", ("sqlite",))
-def file_locked(stage: Stage, rand: random.Random) -> int:
-    """Another process holds the only write lock for some seconds."""
-    with closing(stage.database.connect()) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        stage.pause(rand.uniform(0.5, 3))
-        connection.execute("ROLLBACK")
-    return everyone(stage)
-
-
 @fault("database")
 def purge(stage: Stage, rand: random.Random) -> int:
     """`outbox_purge` deletes messages that were processed more than a few seconds ago."""
@@ -143,8 +133,3 @@ def session(stage: Stage) -> Iterator[Any]:
     ):
         yield cursor
         connection.rollback()
-
-
-def server(stage: Stage) -> NetworkServer:
-    assert isinstance(stage.database, NetworkServer)
-    return stage.database

@@ -2,11 +2,9 @@
 
 import random
 
-from tests.faults.kinds import SERVERS, fault
-from tests.faults.places import Place
+from tests.faults.kinds import fault
 from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.stage import Stage
-from tests.support.proxies import Proxy
 
 
 @fault("network")
@@ -27,24 +25,19 @@ def broker_cut_during_a_batch(stage: Stage, rand: random.Random) -> int:
     return 1
 
 
-@fault("network", SERVERS)
+@fault("network")
 def database_cut(stage: Stage, rand: random.Random) -> int:
     """The connections of a relay to the database are reset."""
     stage.pause(rand.uniform(0, 0.5))
-    database_proxy(stage.some_relay(rand)).cut()
+    stage.some_relay(rand).database.cut()
     return 1
 
 
-@fault("network", SERVERS)
+@fault("network")
 def database_half_open(stage: Stage, rand: random.Random) -> int:
     """All bytes between a relay and the database vanish, for longer than the claim timeout."""
-    proxy = database_proxy(stage.some_relay(rand))
+    proxy = stage.some_relay(rand).database
     proxy.go_silent()
     stage.pause(rand.uniform(1, CLAIM_TIMEOUT + 2))
     proxy.speak()
     return 1
-
-
-def database_proxy(relay: Place) -> Proxy:
-    assert relay.database is not None
-    return relay.database

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.faults.kinds import ALL, SERVERS, fault
+from tests.faults.kinds import fault
 from tests.faults.plan import TYPES
 from tests.faults.stage import Stage
 from tests.faults.windows import Window
@@ -21,7 +21,7 @@ PATIENCE = 30.0
 """Seconds that a process may take to end after its input."""
 
 
-@fault("operator", SERVERS, alone=True)
+@fault("operator", alone=True)
 def locks_kept(stage: Stage, rand: random.Random) -> int:
     """A transaction locks 1 to 60 pending messages of keys for long, or holds them, and is rolled back or committed."""
     options = {
@@ -35,7 +35,7 @@ def locks_kept(stage: Stage, rand: random.Random) -> int:
     return 0
 
 
-@fault("operator", ALL, alone=True)
+@fault("operator", alone=True)
 def keys_waiting(stage: Stage, rand: random.Random) -> int:
     """Many keys wait for their delay, and a long queue of one key waits behind its first message."""
     journal = stage.nursery.logs / f"writer-{len(stage.journals)}.journal"
@@ -53,7 +53,7 @@ def keys_waiting(stage: Stage, rand: random.Random) -> int:
     return 0
 
 
-@fault("operator", ALL, alone=True)
+@fault("operator", alone=True)
 def type_paused(stage: Stage, rand: random.Random) -> int:
     """One type is paused under traffic, and resumed: the other one goes on."""
     type = rand.choice(TYPES)

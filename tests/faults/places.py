@@ -22,7 +22,7 @@ class Place:
     name: str
     command: Sequence[str]
     environment: dict[str, str]
-    database: Proxy | None
+    database: Proxy
     broker: Way
     process: Child | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)

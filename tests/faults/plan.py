@@ -64,7 +64,7 @@ class Plan:
     seed: int = 7
     minutes: float = 30.0
     kinds: tuple[str, ...] = ()
-    """Only these kinds of faults; all that the database has by default."""
+    """Only these kinds of faults; by default all that the broker has."""
     unroutable: float = 0.0
     """Share of the messages that are unroutable, apart from those that every broker refuses."""
     keep_logs: Path | None = None

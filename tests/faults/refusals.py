@@ -11,13 +11,6 @@ SLACK = 30.0
 """Seconds by which a refusal may be noted after the queue was full: a batch is settled when all its messages have an
 outcome, which takes long on a machine that is busy with something else."""
 
-SECONDS = {
-    "postgresql": "extract(epoch FROM {})",
-    "mariadb": "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())",
-    "sqlite": "(julianday({}) - 2440587.5) * 86400.0",
-}
-"""A time of the table in seconds since 1970, for each vendor."""
-
 
 class Refusals:
     """The times when queues were full, and the messages with an attempt counted at any other time.
@@ -46,7 +39,7 @@ class Refusals:
 
         The attempt that settled the message is none of them, whether it was accepted or failed for good.
         """
-        first, last = (SECONDS[database.vendor].format(column) for column in ("first_error_at", "last_error_at"))
+        first, last = (database.seconds.format(column) for column in ("first_error_at", "last_error_at"))
         sql = (
             f"SELECT message_id, attempts, error, {first}, {last} FROM {TABLE} "
             f"WHERE attempts > 1 OR (available_at IS NOT NULL AND attempts > 0)"

@@ -20,9 +20,9 @@ def make_relays(
     command = [sys.executable, "-m", "django", "run_outbox", "--workers", str(WORKERS)]
     places = []
     for number in range(RELAYS):
-        database_proxy = proxies.open(database.port) if database.port else None
+        database_proxy = proxies.open(database.port)
         broker_proxy = broker.open_way(proxies)
-        url = database.url("relay", database_proxy.port if database_proxy else None)
+        url = database.url("relay", database_proxy.port)
         publishers = {"default": broker.publisher(broker_proxy.port)}
         backend = publishers["default"]["BACKEND"].rpartition(".")[2]
         publishers["default"]["BACKEND"] = f"tests.faults.publishing.Watched{backend}"

@@ -30,9 +30,6 @@ WRITER_PATIENCE = 30.0
 HOLD = 0.03
 """Longest time in seconds for which a writer's transaction stays open."""
 
-SQLITE_HOLD = 0.004
-"""The same on SQLite, where all other transactions wait."""
-
 DRAIN_PATIENCE = 60.0
 """Seconds without progress after which a drain gives up."""
 
@@ -167,7 +164,7 @@ class Run:
                 seed=plan.seed,
                 poison=[kind.value for kind in stage.broker.poison],
                 unroutable=plan.unroutable,
-                hold=SQLITE_HOLD if plan.database == "sqlite" else HOLD,
+                hold=HOLD,
                 giants=10,
                 messages=share,
                 journal=str(self._journals[number]),
@@ -231,11 +228,11 @@ class Run:
     def schedule(self) -> Schedule:
         """Return the faults by lane: when they are due, as a share of the messages, and each one's own chance."""
         plan = self._plan
-        kinds = faults_for(plan.database, plan.kinds, broker=plan.broker)
+        kinds = faults_for(plan.broker, plan.kinds)
         unknown = set(plan.kinds) - {kind.name for kind in kinds}
         if unknown or not kinds:
             names = ", ".join(sorted(unknown))
-            raise SuiteError(f"{plan.database} with {plan.broker} has no faults of the kinds {names}")
+            raise SuiteError(f"{plan.broker} has no faults of the kinds {names}")
         return make_schedule(kinds, plan.faults, plan.seed)
 
     def _guarded(self, work: Callable[..., None], *args: object) -> None:

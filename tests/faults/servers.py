@@ -4,7 +4,6 @@ import abc
 import os
 import pwd
 import signal
-import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -28,16 +27,43 @@ DATABASE = "outbox"
 
 
 class DatabaseServer(abc.ABC):
-    """A database, as the suite starts and asks it. `vendor` is what `--database` calls it."""
+    """A database server in its own process, as the suite starts and asks it.
+
+    Attributes:
+        vendor: what `--database` calls it.
+        undelivered: SQL condition of the messages that are not delivered and have not failed.
+        seconds: SQL of a time of the table in seconds since 1970.
+        stop_signal: how an administrator stops it.
+    """
 
     vendor: str
     undelivered = "available_at IS NOT NULL"
-    """SQL condition of the messages that are not delivered and have not failed."""
-    port = 0
-    """Port on which it listens; 0 for none."""
+    seconds: str
+    stop_signal: signal.Signals
+    command: Sequence[str | Path]
+
+    def __init__(self, nursery: Nursery, *users: str) -> None:
+        self.nursery = nursery
+        self.user = unprivileged(*users)
+        self.port = free_port()
+        self.home = nursery.directory / self.vendor
+        self.home.mkdir(mode=0o700)
+        if self.user:
+            entry = pwd.getpwnam(self.user)
+            os.chown(self.home, entry.pw_uid, entry.pw_gid)
+        self._process: Child | None = None
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+
+        def answers() -> bool:
+            if self._process is None or self._process.code is not None:
+                # After a crash of PostgreSQL, the memory is in use until the last orphan is gone.
+                self._process = self.nursery.start(self.vendor, self.command, user=self.user)
+            self.connect().close()
+            return True
+
+        wait_until(answers, START_PATIENCE, f"an answer of {self.vendor} at port {self.port}")
 
     def prepare(self) -> None:
         """Make the users and the database, once."""
@@ -59,34 +85,6 @@ class DatabaseServer(abc.ABC):
         with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall()) if cursor.description else []
-
-
-class NetworkServer(DatabaseServer):
-    """A database server in its own process; `stop_signal` is how an administrator stops it."""
-
-    stop_signal: signal.Signals
-    command: Sequence[str | Path]
-
-    def __init__(self, nursery: Nursery, *users: str) -> None:
-        self.nursery = nursery
-        self.user = unprivileged(*users)
-        self.port = free_port()
-        self.home = nursery.directory / self.vendor
-        self.home.mkdir(mode=0o700)
-        if self.user:
-            entry = pwd.getpwnam(self.user)
-            os.chown(self.home, entry.pw_uid, entry.pw_gid)
-        self._process: Child | None = None
-
-    def start(self) -> None:
-        def answers() -> bool:
-            if self._process is None or self._process.code is not None:
-                # After a crash of PostgreSQL, the memory is in use until the last orphan is gone.
-                self._process = self.nursery.start(self.vendor, self.command, user=self.user)
-            self.connect().close()
-            return True
-
-        wait_until(answers, START_PATIENCE, f"an answer of {self.vendor} at port {self.port}")
 
     @abc.abstractmethod
     def end_backends(self, user: str, limit: int | None = None) -> None:
@@ -115,7 +113,7 @@ class NetworkServer(DatabaseServer):
         self.start()
 
 
-class PostgreSQL(NetworkServer):
+class PostgreSQL(DatabaseServer):
     """A cluster with `fsync` off: what was committed survives a kill of the processes, not one of the machine."""
 
     vendor = "postgresql"
@@ -128,6 +126,7 @@ class PostgreSQL(NetworkServer):
                 AND pg_visible_in_snapshot(django_outbox_outboxmessage.xid, nullif(page, '')::pg_snapshot)
             )
     ))"""
+    seconds = "extract(epoch FROM {})"
     # "Fast": transactions are rolled back, connections ended.
     stop_signal = signal.SIGINT
 
@@ -189,10 +188,11 @@ class PostgreSQL(NetworkServer):
             self.rows(f"ALTER ROLE {user} " + (f"RESET {name}" if reset else f"SET {name} = '30ms'"))
 
 
-class MariaDB(NetworkServer):
+class MariaDB(DatabaseServer):
     """A server that writes its log at each commit and lets the system flush it: it survives a kill, as above."""
 
     vendor = "mariadb"
+    seconds = "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())"
     stop_signal = signal.SIGTERM
 
     INIT = "".join(
@@ -251,22 +251,4 @@ class MariaDB(NetworkServer):
         self.rows(f"SET GLOBAL innodb_lock_wait_timeout = {'DEFAULT' if reset else 1}")
 
 
-class SQLite(DatabaseServer):
-    vendor = "sqlite"
-
-    def __init__(self, nursery: Nursery) -> None:
-        self._path = nursery.directory / "outbox.sqlite3"
-
-    def url(self, user: str, port: int | None = None) -> str:
-        return f"sqlite:///{self._path}"
-
-    def connect(self, *, autocommit: bool = True) -> Any:
-        return sqlite3.connect(self._path, timeout=20, isolation_level=None if autocommit else "IMMEDIATE")
-
-    def version(self) -> str:
-        return f"SQLite {sqlite3.sqlite_version}"
-
-
-SERVERS: dict[str, type[PostgreSQL] | type[MariaDB] | type[SQLite]] = {
-    kind.vendor: kind for kind in (PostgreSQL, MariaDB, SQLite)
-}
+SERVERS: dict[str, type[PostgreSQL] | type[MariaDB]] = {kind.vendor: kind for kind in (PostgreSQL, MariaDB)}

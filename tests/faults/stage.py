@@ -13,7 +13,7 @@ from typing import Any
 from tests.faults.brokers.base import Broker
 from tests.faults.places import Place, Places
 from tests.faults.plan import Plan
-from tests.faults.refusals import SECONDS, Refusals
+from tests.faults.refusals import Refusals
 from tests.faults.relays import django_environment
 from tests.faults.servers import TABLE, DatabaseServer
 from tests.faults.windows import Window
@@ -76,7 +76,7 @@ class Stage:
     def catch_up(self) -> None:
         """Wait until no message has been due for two seconds, except behind a failed one that may block its key."""
         key = "`key`" if self.database.vendor == "mariadb" else '"key"'
-        due = SECONDS[self.database.vendor].format("available_at")
+        due = self.database.seconds.format("available_at")
         sql = (
             f"SELECT count(*) FROM {TABLE} WHERE available_at IS NOT NULL AND {due} < {{}} AND "
             f"({key} = '' OR {key} NOT IN (SELECT {key} FROM {TABLE} WHERE failed_at IS NOT NULL))"
