@@ -28,7 +28,8 @@ from tests.conftest import ALIASES, LOCKING
 from tests.support.admin.overview_figures import a_bad_night
 from tests.support.admin.tools import CHANGELIST, url
 from tests.support.figures import reading
-from tests.support.many_messages import TABLE, is_sorted
+from tests.support.many_messages import is_sorted
+from tests.support.many_rows import TABLE
 from tests.support.routers import ROUTERS
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("many_messages")]

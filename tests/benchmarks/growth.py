@@ -20,8 +20,9 @@ from tests.benchmarks.messages import fill
 from tests.benchmarks.options import add_numbers, add_source
 from tests.benchmarks.relay_process import relay_process
 from tests.benchmarks.report import Report, compare
-from tests.benchmarks.tables import TABLE, empty, insert_rows, pass_all, refresh
+from tests.benchmarks.tables import empty, insert_many, pass_all, refresh
 from tests.benchmarks.workspace import outbox_settings, require_server
+from tests.support.many_rows import TABLE
 
 LARGE_BYTES = 200_000_000
 """Bytes of large payloads that are delivered."""
@@ -106,16 +107,16 @@ def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepar
 
 def _insert(name: str, rows: int, *, streamed: bool) -> None:
     if name == "processed":
-        insert_rows(rows, processed="" if streamed else "-1.0 - number % 86400")
+        insert_many(rows, processed="" if streamed else "-1.0 - n % 86400")
         if streamed:
             pass_all()
     elif name == "pending":
-        insert_rows(rows, available="" if streamed else "-3600 + number / 1000.0", topic="orders-0")
+        insert_many(rows, available="" if streamed else "-3600 + n / 1000.0", topic="orders-0")
     elif name == "waiting":
-        insert_rows(rows // 10, available="86400 + number % 600", keys=rows // 10)
+        insert_many(rows // 10, available="86400 + n % 600", keys=rows // 10)
     else:
         for keyed in (False, True):
-            insert_rows(rows // 20, available="3600 + number % 600", attempts=1, keys=1000 * keyed)
+            insert_many(rows // 20, available="3600 + n % 600", attempts=1, keys=1000 * keyed)
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from django_outbox.management.service import frozen
 from django_outbox.messages import Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished
-from tests.benchmarks.tables import TABLE
 from tests.benchmarks.workspace import outbox_settings
+from tests.support.many_rows import TABLE
 from tests.support.spawning import FORKS, process, receive
 
 DELIVERED, STATEMENTS = range(2)

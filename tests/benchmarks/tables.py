@@ -8,8 +8,7 @@ from django.db import DatabaseError, connection
 
 from django_outbox.models import OutboxMessage, StreamPosition
 from tests.benchmarks.messages import fill
-
-TABLE = OutboxMessage._meta.db_table
+from tests.support.many_rows import TABLE, from_now, insert_rows
 
 
 def empty() -> None:
@@ -51,61 +50,38 @@ def refresh() -> None:
 CHUNK = 500_000
 """Rows that one statement inserts."""
 
-NUMBERS = {
-    "postgresql": "generate_series(1, {count}) AS numbers(number)",
-    # MySQL has no sequences, and its recursion ends after 1,000 rows.
-    "mysql": "JSON_TABLE(CONCAT('[', REPEAT('0,', {count} - 1), '0]'), '$[*]' COLUMNS (number FOR ORDINALITY)) numbers",
-}
 # UUIDs ascend within a chunk, as those of enqueue() do.
 UUIDS = {
-    "postgresql": "('{start}' || lpad(to_hex(number), 12, '0'))::uuid",
-    "mysql": "CONCAT('{start}', LPAD(HEX(number), 12, '0'))",
-}
-TIMES = {
-    "postgresql": "statement_timestamp() + ({offset}) * interval '1 second'",
-    "mysql": "UTC_TIMESTAMP(6) + INTERVAL ({offset}) SECOND",
+    "postgresql": "('{start}' || lpad(to_hex(n), 12, '0'))::uuid",
+    "mysql": "CONCAT('{start}', LPAD(HEX(n), 12, '0'))",
 }
 PAYLOAD = '{"id": 1, "total": 1, "text": "' + "x" * 190 + '"}'
 
 
-def insert_rows(
+def insert_many(
     count: int, *, available: str = "", processed: str = "", topic: str = "", attempts: int = 0, keys: int = 0
 ) -> None:
     """Insert millions of rows in SQL.
 
-    `available` and `processed` are seconds from now, as SQL in which `number` counts the rows; blank: NULL.
+    `available` and `processed` are seconds from now, as SQL in which `n` counts the rows; blank: NULL.
     With `keys` they are spread over that many keys.
     """
-    vendor, quote = connection.vendor, connection.ops.quote_name
-
-    def at(offset: str) -> str:
-        return TIMES[vendor].format(offset=offset) if offset else "NULL"
-
-    key, partition = ("''", "0")
-    if keys:
-        # A large factor spreads neighbours over all slots.
-        key, partition = f"CONCAT('old-', {{number}} % {keys})", f"1 + ({{number}} % {keys}) * {(2**31 - 2) // keys}"
     for start in range(0, count, CHUNK):
         columns = {
-            "message_id": UUIDS[vendor].format(start=str(uuid.uuid4())[:24]),
-            "type": "'order.created'",
+            "message_id": UUIDS[connection.vendor].format(start=str(uuid.uuid4())[:24]),
             "topic": f"'{topic}'",
-            quote("key"): key.format(number=f"(number + {start})"),
-            quote("partition"): partition.format(number=f"(number + {start})"),
-            "blocks_key": str(bool(keys)).lower(),
             "payload": f"'{PAYLOAD}'",
-            "headers": "'{}'",
-            "publisher": "'default'",
-            "occurred_at": at("-7200"),
-            "available_at": at(available),
             "attempts": str(attempts),
-            "processed_at": at(processed),
-            "error": "''",
-            "error_class": "''",
+            "occurred_at": from_now("default", -7200),
+            "available_at": from_now("default", available),
+            "processed_at": from_now("default", processed),
         }
-        source = NUMBERS[vendor].format(count=min(CHUNK, count - start))
-        values = ", ".join(columns.values())
-        run_sql(f"INSERT INTO {TABLE} ({', '.join(columns)}) SELECT {values} FROM {source} ORDER BY number")
+        if keys:
+            number = f"(n + {start}) % {keys}"
+            # A large factor spreads neighbours over all slots.
+            columns["key"], columns["partition"] = f"CONCAT('old-', {number})", f"1 + {number} * {(2**31 - 2) // keys}"
+            columns["blocks_key"] = "true"
+        insert_rows("default", min(CHUNK, count - start), **columns)
 
 
 def pass_all() -> None:

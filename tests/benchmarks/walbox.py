@@ -10,7 +10,8 @@ from django.db import connection
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import BenchmarkError
 from tests.benchmarks.relay_process import RelayReport
-from tests.benchmarks.tables import TABLE, run_sql
+from tests.benchmarks.tables import run_sql
+from tests.support.many_rows import TABLE
 from tests.support.shop import ROOT
 
 NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}

@@ -10,7 +10,8 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
 from tests.support.figures import reading
-from tests.support.many_messages import TABLE, is_sorted
+from tests.support.many_messages import is_sorted
+from tests.support.many_rows import TABLE
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("many_messages")]
 pytest_plugins = ["tests.support.many_messages_fixtures"]

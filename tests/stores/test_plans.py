@@ -22,6 +22,7 @@ from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.prepared import prepare
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
+from tests.support.many_rows import TABLE, from_now, insert_rows
 from tests.support.messages import claim, claimed_ids, settle, store_of
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
@@ -35,52 +36,23 @@ PARTITIONS = [SLOT_SIZE * (1 + number) for number in range(KEYS)]
 
 PAYLOAD = json.dumps({"order": "x" * 300})
 
-# The words of each vendor.
-NUMBERS = {
-    "sqlite": "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count}) ",
-    "postgresql": "",
-    "mysql": "",
-}
-SOURCE = {
-    "sqlite": "numbers",
-    "postgresql": "generate_series(1, {count}) AS numbers(n)",
-    # MySQL has no sequences, and its recursion ends after 1,000 rows.
-    "mysql": "JSON_TABLE(CONCAT('[', REPEAT('0,', {count} - 1), '0]'), '$[*]' COLUMNS (n FOR ORDINALITY)) numbers",
-}
-UUID = {"sqlite": "lower(hex(randomblob(16)))", "postgresql": "gen_random_uuid()", "mysql": "REPLACE(uuid(), '-', '')"}
-TIME = {
-    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds} seconds')",
-    "postgresql": "statement_timestamp() + interval '{seconds} seconds'",
-    "mysql": "UTC_TIMESTAMP(6) + INTERVAL {seconds} SECOND",
-}
 TIDY = {"sqlite": "ANALYZE {}", "postgresql": "VACUUM ANALYZE {}", "mysql": "ANALYZE TABLE {}"}
 CLEAR = {"sqlite": "DELETE FROM {}", "postgresql": "TRUNCATE {}", "mysql": "TRUNCATE {}"}
 
 
 def fill(using: str, count: int, *, column: str, seconds: int, publisher: str = "default", keys: int = 0) -> None:
-    """Write many messages with one statement; `column` is the time to set, in seconds from now."""
-    # Each key has a slot of its own.
-    key = f"'key', {SLOT_SIZE} * (1 + n % {keys}), {column == 'available_at'}" if keys else "'', 0, false"
-    connection = connections[using]
-    vendor, quote = connection.vendor, connection.ops.quote_name
-    columns = ["message_id", "type", "topic", quote("key"), quote("partition"), "blocks_key", "payload", "headers"]
-    columns += ["publisher"]
-    columns += ["attempts", "error", "error_class"]
-    time = TIME[vendor].format(seconds=seconds)
-    others = sorted({"available_at", "processed_at", "failed_at"} - {column})
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {quote(OutboxMessage._meta.db_table)} "
-            f"({', '.join([*columns, 'occurred_at', column, *others])}) {NUMBERS[vendor].format(count=count)}"
-            f"SELECT {UUID[vendor]}, 'order.created', '', {key}, '{PAYLOAD}', '{{}}', '{publisher}', 0, '', '', "
-            f"{time}, {time}, NULL, NULL "
-            f"FROM {SOURCE[vendor].format(count=count)}"
-        )
+    """Write many messages; `column` is the time to set, in seconds from now."""
+    columns = {"publisher": f"'{publisher}'", "payload": f"'{PAYLOAD}'"}
+    if keys:
+        # Each key has a slot of its own.
+        columns["key"], columns["partition"] = "'key'", f"{SLOT_SIZE} * (1 + n % {keys})"
+        columns["blocks_key"] = str(column == "available_at").lower()
+    time = from_now(using, seconds)
+    insert_rows(using, count, occurred_at=time, **columns, **{column: time})
 
 
 @pytest.fixture(scope="module", autouse=True)
 def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    table = OutboxMessage._meta.db_table
     with django_db_blocker.unblock():
         try:
             for using in ALIASES:
@@ -90,11 +62,11 @@ def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> 
                 fill(using, DUE, column="available_at", seconds=-3600)
                 fill(using, KEYED, column="processed_at", seconds=-86_400, publisher="keyed", keys=KEYS)
                 fill(using, KEYED, column="available_at", seconds=-3600, publisher="keyed", keys=KEYS)
-                run(using, TIDY[connections[using].vendor].format(table))
+                run(using, TIDY[connections[using].vendor].format(TABLE))
             yield
         finally:
             for using in ALIASES:
-                run(using, CLEAR[connections[using].vendor].format(table))
+                run(using, CLEAR[connections[using].vendor].format(TABLE))
 
 
 def run(using: str, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:

@@ -7,7 +7,8 @@ from pytest_django import DjangoDbBlocker
 
 from tests.conftest import LOCKING
 from tests.stores.test_plans import run
-from tests.support.many_messages import TABLE, fill_table
+from tests.support.many_messages import fill_table
+from tests.support.many_rows import TABLE
 
 
 @pytest.fixture(scope="module")
