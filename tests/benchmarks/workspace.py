@@ -17,6 +17,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.wal import find_obstacles
 from tests.benchmarks.measuring import BenchmarkError
+from tests.support.databases import end_other_sessions
 
 
 class AcceptingPublisher(Publisher):
@@ -42,20 +43,12 @@ def scratch_database() -> Iterator[None]:
             yield
         finally:
             if connection.settings_dict["NAME"] == name:
-                _end_sessions()
+                connections.close_all()
+                if connection.vendor != "sqlite":
+                    # A session of a relay that was killed lasts as long as its statement.
+                    end_other_sessions("default")
                 connections.close_all()
                 connection.creation.destroy_test_db(own, verbosity=0)
-
-
-def _end_sessions() -> None:
-    """End the sessions of relays that were killed: such a session lasts as long as its statement."""
-    connections.close_all()
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-            )
 
 
 ACCEPTING = settings.OUTBOX["PUBLISHERS"]["default"]

@@ -14,6 +14,7 @@ from django_outbox import enqueue
 from django_outbox.models import OutboxMessage
 from django_outbox.monitoring import readings
 from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import without_table
 from tests.support.figures import SECRET, Unreachable
 from tests.support.messages import ago
 
@@ -106,24 +107,10 @@ def test_an_outbox_whose_database_is_unavailable_is_unhealthy(
 
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
-@pytest.mark.usefixtures("hidden_table")
 def test_an_outbox_without_its_tables_is_unreadable(using: str):
-    found = assert_status("health/", 503, database=using)
+    with without_table(using, OutboxMessage):
+        found = assert_status("health/", 503, database=using)
     assert [verdict["code"] for verdict in found["databases"][using]["verdicts"]] == ["unreadable"]
-
-
-@pytest.fixture
-def hidden_table(using: str) -> Any:
-    """Rename the table of the messages meanwhile, as if `migrate` had not run."""
-    table = OutboxMessage._meta.db_table
-    execute(using, f"ALTER TABLE {table} RENAME TO hidden_for_a_test")
-    yield
-    execute(using, f"ALTER TABLE hidden_for_a_test RENAME TO {table}")
-
-
-def execute(using: str, sql: str) -> None:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -145,7 +145,7 @@ def end_other_sessions(using: str) -> int:
         if connection.vendor == "postgresql":
             # Only a superuser may end one of the server's own, such as an autovacuum worker's.
             cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
             )
             return len(cursor.fetchall())

@@ -4,7 +4,7 @@ Each server comes from the first of these places where a login succeeds:
 
 1. the URL in the environment: POSTGRES_URL, MARIADB_URL, AMQP_URL, REDIS_URL or NATS_URL;
 2. the standard port on this machine, where `docker compose up` puts it too;
-3. a container, if a Docker engine answers;
+3. the service of compose.yaml, if a Docker engine answers;
 4. a package of the system, if there is apt-get and this user is root or has sudo without a password. NATS is then
    started as a process of this run, because the service of its package runs without JetStream.
 
@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from tests.support import logins, system_packages
 from tests.support.jars import ELASTICMQ, KAFKA
 from tests.support.ports import free_port
+from tests.support.project_files import ROOT
 
 PATIENCE = 120
 """Seconds to wait for a server that was just started."""
@@ -48,20 +49,15 @@ class Server:
     variable: str
     """The environment variable that holds its URL."""
     local_urls: tuple[str, ...]
-    """URLs to try on this machine; the last one is the login that `prepare` creates."""
+    """URLs to try on this machine: the first one is that of compose.yaml, the last one the login that `prepare`
+    creates."""
     log_in: Callable[[str], None]
     """Logs in with a URL and out again; raises the driver's error if that fails."""
-    image: str
-    image_settings: tuple[str, ...]
-    image_url: str
-    """The URL of the container, with `{address}` for host and port."""
     port: int
     package: str
     service: str
     prepare: tuple[str, ...] = ()
     """The command with which root creates the login for the tests, once the service runs."""
-    image_arguments: tuple[str, ...] = ()
-    """Arguments of the container's program."""
     program: tuple[str, ...] = ()
     """The package's program with its arguments, which contain `{port}` and `{folder}`, if it is started without the
     service."""
@@ -94,9 +90,6 @@ SERVERS = (
             "postgres://outbox:outbox@127.0.0.1:5432/postgres",
         ),
         log_in=logins.log_in_to_postgresql,
-        image="postgres:15",
-        image_settings=("POSTGRES_HOST_AUTH_METHOD=trust",),
-        image_url="postgres://postgres@{address}/postgres",
         port=5432,
         package="postgresql",
         service="postgresql",
@@ -107,9 +100,6 @@ SERVERS = (
         variable="MARIADB_URL",
         local_urls=("mysql://root@127.0.0.1:3306/test", "mysql://outbox:outbox@127.0.0.1:3306/test"),
         log_in=logins.log_in_to_mariadb,
-        image="mariadb:10.11",
-        image_settings=("MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1", "MARIADB_DATABASE=test"),
-        image_url="mysql://root@{address}/test",
         port=3306,
         package="mariadb-server",
         service="mariadb",
@@ -120,9 +110,6 @@ SERVERS = (
         variable="AMQP_URL",
         local_urls=("amqp://guest:guest@127.0.0.1:5672/%2F",),
         log_in=logins.log_in_to_rabbitmq,
-        image="rabbitmq:3",
-        image_settings=(),
-        image_url="amqp://guest:guest@{address}/%2F",
         port=5672,
         package="rabbitmq-server",
         service="rabbitmq-server",
@@ -132,9 +119,6 @@ SERVERS = (
         variable="REDIS_URL",
         local_urls=("redis://127.0.0.1:6379/11",),
         log_in=logins.log_in_to_redis,
-        image="redis:7",
-        image_settings=(),
-        image_url="redis://{address}/11",
         port=6379,
         package="redis-server",
         service="redis-server",
@@ -144,10 +128,6 @@ SERVERS = (
         variable="NATS_URL",
         local_urls=("nats://127.0.0.1:4222",),
         log_in=logins.log_in_to_nats,
-        image="nats:2",
-        image_settings=(),
-        image_arguments=("-js",),
-        image_url="nats://{address}",
         port=4222,
         package="nats-server",
         service="nats-server",
@@ -223,30 +203,10 @@ def _already_running(server: Server) -> str:
 def _started_in_docker(server: Server) -> str:
     if not docker_answers():
         return ""
-    container = f"django-outbox-{server.name.lower()}"
-    if not _output("docker", "container", "inspect", container):
-        print(f"{server.name}: starting the container {container} from {server.image}")
-        settings = [part for setting in server.image_settings for part in ("--env", setting)]
-        # Docker chooses the port, because another server may use the standard one.
-        publish = f"127.0.0.1::{server.port}"
-        subprocess.call(
-            [
-                "docker",
-                "run",
-                "--detach",
-                "--name",
-                container,
-                "--publish",
-                publish,
-                *settings,
-                server.image,
-                *server.image_arguments,
-            ]
-        )
-    else:
-        subprocess.call(["docker", "start", container])
-    addresses = _output("docker", "port", container, f"{server.port}/tcp").split()
-    return _wait_for(server, server.image_url.format(address=addresses[0])) if addresses else ""
+    service = server.name.lower()
+    print(f"{server.name}: starting the service {service} of compose.yaml")
+    command = ["docker", "compose", "up", "--detach", "--wait", service]
+    return _wait_for(server, server.local_urls[0]) if not subprocess.call(command, cwd=ROOT) else ""
 
 
 def _started_as_process(server: Server) -> str:
@@ -261,7 +221,7 @@ def _started_as_process(server: Server) -> str:
     print(f"{server.name}: starting {shlex.join(command)}")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     atexit.register(_end_process, process, folder)
-    return _wait_for(server, server.image_url.format(address=f"127.0.0.1:{port}"))
+    return _wait_for(server, server.local_urls[0].replace(str(server.port), str(port)))
 
 
 def _end_process(process: subprocess.Popen[bytes], folder: str) -> None:
