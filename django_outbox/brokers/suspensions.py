@@ -23,9 +23,6 @@ MIN_WAIT = 0.1
 FORGET_AFTER = 600.0
 """Seconds without a message after which a destination is forgotten, because there may be any number of them."""
 
-REPORT_INTERVAL = 60.0
-"""Seconds between two log lines about destinations that stay set aside."""
-
 MAX_REPORTED = 10
 """Maximum number of destinations with their own log lines: routing keys that contain ids may be thousands."""
 
@@ -47,7 +44,7 @@ class Suspensions(Generic[K]):
     """The destinations that a publisher has set aside. Thread-safe.
 
     After each wait, one trial is let through. If it fails, the destination is set aside for twice as long as before.
-    The log has the beginning, a line per minute, and the end, each with the `owner`.
+    The log has the beginning and the end, each with the `owner`.
     """
 
     def __init__(
@@ -62,7 +59,6 @@ class Suspensions(Generic[K]):
         self._clock = clock
         self._lock = threading.Lock()
         self.suspended: dict[K, Suspension] = {}
-        self._next_report_at = 0.0
 
     def outcome(self, key: K) -> Outcome | None:
         """Return the outcome of messages for this destination while it is set aside; None if it is not."""
@@ -121,7 +117,7 @@ class Suspensions(Generic[K]):
                 found.is_trying, found.until = False, self._clock()
 
     def update(self) -> None:
-        """Forget destinations without messages, and log those still set aside."""
+        """Forget destinations without messages."""
         if not self.suspended:
             return
         with self._lock:
@@ -129,9 +125,6 @@ class Suspensions(Generic[K]):
             for key, found in list(self.suspended.items()):
                 if now - found.until > FORGET_AFTER:
                     del self.suspended[key]
-            if self.suspended and now >= self._next_report_at:
-                self._next_report_at = now + REPORT_INTERVAL
-                self._report(now)
 
     def _outcome(self, found: Suspension) -> Outcome:
         seconds = max(found.until - self._clock(), MIN_WAIT)
@@ -139,8 +132,6 @@ class Suspensions(Generic[K]):
 
     def _start(self, key: K, reason: str, error_class: str, now: float) -> Suspension:
         is_reported = len(self.suspended) < MAX_REPORTED
-        if not self.suspended:
-            self._next_report_at = now + REPORT_INTERVAL
         if is_reported:
             logger.warning(
                 "%(subject)s: messages for %(destination)s are set aside, others are delivered: %(reason)s",
@@ -151,17 +142,3 @@ class Suspensions(Generic[K]):
             )
         found = self.suspended[key] = Suspension(reason, error_class, now, is_reported)
         return found
-
-    def _report(self, now: float) -> None:
-        key, oldest = min(self.suspended.items(), key=lambda item: item[1].since)
-        if now - oldest.since >= REPORT_INTERVAL:
-            logger.warning(
-                "%(subject)s: destinations set aside: %(count)s; the oldest is %(destination)s, for %(seconds).0f s: "
-                "%(reason)s",
-                event="destination.still_set_aside",
-                subject=self._owner,
-                count=len(self.suspended),
-                destination=self._name(key),
-                seconds=now - oldest.since,
-                reason=oldest.reason,
-            )

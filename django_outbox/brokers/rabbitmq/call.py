@@ -39,7 +39,7 @@ class Destinations(Suspensions[str]):
         self._next_round_at = 0.0
 
     def update(self) -> None:
-        """Resume destinations whose trial was confirmed late, forget unused ones, and log the others."""
+        """Resume destinations whose trial was confirmed late, and forget unused ones."""
         with self._lock:
             self._unconfirmed = {each: trial for each, trial in self._unconfirmed.items() if each in self.suspended}
             late = [each for each, trial in self._unconfirmed.items() if trial.outcomes[0] is ACCEPTED]
