@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-import redis
 
 from django_outbox.brokers.redis import RedisStreamsPublisher
-from django_outbox.brokers.redis.errors import explain, outcome_of
+from django_outbox.brokers.redis.errors import outcome_of
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.redis.server import RedisServer
@@ -115,9 +114,3 @@ def test_other_errors_have_outcomes_too(error, verdict):
     outcome = outcome_of(error)
     assert outcome.kind is verdict
     assert error in outcome.error
-
-
-def test_a_redis_cluster_is_named():
-    for error in ("MOVED 3999 127.0.0.1:6381", "CLUSTERDOWN Hash slot not served"):
-        assert "Redis Cluster, which is not supported" in outcome_of(error).error
-    assert "Redis Cluster, which is not supported" in explain(redis.exceptions.MovedError("3999 127.0.0.1:6381"))

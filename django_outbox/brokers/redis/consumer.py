@@ -27,7 +27,7 @@ from django_outbox.brokers.redis.encoding import (
     read_entries,
     read_streams,
 )
-from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
+from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.losses import Losses
 from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.utils.logs import logger
@@ -264,6 +264,6 @@ class RedisConsumerConnection(ConsumerConnection):
             raise Unavailable(str(error)) from error
         if replies.errors:
             # The entries are still this consumer's, which reads them again when it has reconnected.
-            self._refusal = explain_reply(next(iter(replies.errors.values())))
+            self._refusal = next(iter(replies.errors.values()))
         if self._refusal:
             raise Unavailable(f"messages cannot be settled: {self._refusal}")

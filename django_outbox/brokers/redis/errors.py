@@ -12,15 +12,11 @@ from django_outbox.brokers.network_errors import explain_network
 from django_outbox.messages import Outcome, rejected, retry_later, unanswered
 from django_outbox.utils.text import describe, one_line
 
-_CLUSTER = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-
-_CLUSTER_ERRORS = (redis.exceptions.AskError, redis.exceptions.TryAgainError, redis.exceptions.ClusterDownError)
-"""The same of redis-py, which removes the code from the text."""
-
 OUTAGES = frozenset(
     (
         *("OOM", "READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS", "NOREPLICAS", "MISCONF", "BUSY"),
-        *("UNKILLABLE", *_CLUSTER),
+        # A server of a Redis Cluster, which is not supported.
+        *("UNKILLABLE", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"),
     )
 )
 """Codes of errors that are not a message's fault."""
@@ -47,7 +43,7 @@ def outcome_of(error: str) -> Outcome:
     """
     code = code_of(error)
     if code in OUTAGES or (code in ("ERR", "NOPERM") and _REFUSALS_OF_ALL.search(error)):
-        return unanswered(explain_reply(error))
+        return unanswered(error)
     if code == "WRONGTYPE":
         text = f"the key of the stream holds a value that is not a stream: delete it, or use another name ({error})"
         return rejected(text, error_class="redis.wrong_type")
@@ -68,15 +64,7 @@ def explain(error: BaseException) -> str:
         return text
     if isinstance(error, redis.TimeoutError):
         return "no response in time"
-    if isinstance(error, _CLUSTER_ERRORS):
-        return _no_cluster(one_line(error))
+    if isinstance(error, redis.exceptions.AskError):
+        # Also MOVED; redis-py removes both codes from the text.
+        return describe(error)
     return one_line(error) if isinstance(error, redis.RedisError | Lost) else describe(error)
-
-
-def explain_reply(text: str) -> str:
-    """Return an error that a server replied with, and the remedy for one that is only a code and an address."""
-    return _no_cluster(text) if code_of(text) in _CLUSTER else text
-
-
-def _no_cluster(text: str) -> str:
-    return f"the server belongs to a Redis Cluster, which is not supported: name another server in url ({text})"
