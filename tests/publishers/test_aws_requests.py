@@ -1,6 +1,5 @@
 """Requests to AWS that fail as a whole: throttled, refused, or without a response."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -61,20 +60,16 @@ def test_refused_credentials_are_read_again(queue: Queue, aws: AwsAnswers, tmp_p
     assert publisher._get_client()._request_signer._credentials.access_key == "NEW"
 
 
-def test_a_missing_permission_for_one_of_several_destinations_leaves_the_others(
-    queue: Queue, aws: AwsAnswers, caplog: pytest.LogCaptureFixture
-):
+def test_a_missing_permission_for_one_of_several_destinations_leaves_the_others(queue: Queue, aws: AwsAnswers):
     other = client("sqs").create_queue(QueueName=unique_name())["QueueUrl"].rpartition("/")[2]
     aws.answer(BATCH, Refusal("AccessDenied", status=403))
     messages = [*queue.messages(12), make_message(other)]
-    with caplog.at_level(logging.WARNING, "django_outbox"):
-        outcomes = queue.make_for_topics(concurrency=1).publish(messages)
+    outcomes = queue.make_for_topics(concurrency=1).publish(messages)
     assert outcomes[12] is ACCEPTED
     assert {(each.kind, each.counted, each.error_class) for each in outcomes[:12]} == {
         (OutcomeKind.DEFERRED, False, "aws.denied")
     }
     assert len(aws.batches()) == 2
-    assert sum("AccessDenied" in each.getMessage() for each in caplog.records) == 1
 
 
 @pytest.mark.parametrize(

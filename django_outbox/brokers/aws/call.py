@@ -86,10 +86,8 @@ class AWSCall(EncodedCall[Message, Entry]):
                 self.set_all(request.indexes.values(), outcome)
             return outcome is not None
 
-    def take_response(self, request: AWSRequest, response: Mapping[str, Any]) -> list[Problem]:
-        """Take the outcomes in a response, and return the problems in it."""
+    def take_response(self, request: AWSRequest, response: Mapping[str, Any]) -> None:
         left = {**request.indexes}
-        problems: list[Problem] = []
         with self._lock:
             self.has_response = True
             for each in response.get("Successful") or ():
@@ -97,12 +95,10 @@ class AWSCall(EncodedCall[Message, Entry]):
                     self.outcomes[left.pop(each["Id"])] = ACCEPTED
             for each in response.get("Failed") or ():
                 if each["Id"] in left:
-                    problems.append(_read_failure(each))
-                    self._take_problem(request.destination, [left.pop(each["Id"])], problems[-1])
+                    self._take_problem(request.destination, [left.pop(each["Id"])], _read_failure(each))
             if left:
-                problems.append(Problem(Kind.UNKNOWN, "AWS responded, but not for this message"))
-                self._take_problem(request.destination, left.values(), problems[-1])
-        return problems
+                missing = Problem(Kind.UNKNOWN, "AWS responded, but not for this message")
+                self._take_problem(request.destination, left.values(), missing)
 
     def take_refusal(self, request: AWSRequest, problem: Problem) -> None:
         """Record that AWS refused a request as a whole, or that it got no response."""

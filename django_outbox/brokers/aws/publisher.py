@@ -20,14 +20,9 @@ from django_outbox.brokers.options import Template
 from django_outbox.brokers.parallel import send_in_parallel
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
-from django_outbox.utils.logs import logger
-from django_outbox.utils.rates import Allowance
 from django_outbox.utils.threads import Threads, after_fork
 
 THREAD_NAME = "outbox-aws"
-
-REPORT_INTERVAL = 60.0
-"""Seconds between two log lines about destinations that are set aside."""
 
 DEFAULT_MESSAGE_BYTES = 256 * 1024
 """MaximumMessageSize of a topic that does not set it:
@@ -78,7 +73,6 @@ class AWSPublisher(AWSOptions, Publisher):
         problem = self._probe()
         # An action that is not allowed shows that the credentials are valid.
         if problem is not None and problem.kind in (Kind.INTERNAL, Kind.CREDENTIALS):
-            self._note(problem)
             return problem.text
         self._is_ready = True
         return ""
@@ -134,11 +128,8 @@ class AWSPublisher(AWSOptions, Publisher):
         response = self._try(self.service.send, **arguments)
         if isinstance(response, Problem):
             call.take_refusal(request, response)
-            problems = [response]
         else:
-            problems = call.take_response(request, response)
-        for problem in problems:
-            self._note(problem, request.destination)
+            call.take_response(request, response)
 
     def _probe(self) -> Problem | None:
         """Return the problem of a request that shows whether the service responds and accepts the credentials."""
@@ -155,31 +146,18 @@ class AWSPublisher(AWSOptions, Publisher):
             response: Mapping[str, Any] = getattr(self._get_client(), method)(**arguments)
             return response
         except ClientError as error:
-            return explain_refusal(error)
+            problem = explain_refusal(error)
         except Exception as error:
-            return explain_failure(error)
-
-    def _note(self, problem: Problem, destination: str = "") -> None:
-        """Read the credentials again if they were refused; log problems of destinations once a minute."""
+            problem = explain_failure(error)
         if problem.kind is Kind.CREDENTIALS:
             # They may have been replaced in a file, which boto3 reads only once.
             self._drop_client()
-        elif destination and problem.kind in (Kind.THROTTLED, Kind.DENIED, Kind.INTERNAL, Kind.UNKNOWN):
-            if not self._reports.take():
-                return
-            logger.warning(
-                "Publisher %(publisher)r: %(destination)r: %(reason)s",
-                event="publisher.destination_refused",
-                publisher=self.alias,
-                destination=destination,
-                reason=problem.text,
-            )
+        return problem
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
         self._client = None
         self._is_ready = False
-        self._reports = Allowance(1, REPORT_INTERVAL)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
