@@ -1,12 +1,10 @@
 """The publisher for HTTP: requests, responses and signatures."""
 
 import base64
-import datetime
 import logging
 import socket
 import threading
 import time
-from email.utils import format_datetime
 from urllib.parse import unquote
 
 import pytest
@@ -143,28 +141,19 @@ def test_a_redirect_is_not_followed(receiver: Receiver, make_webhooks: MakePubli
 
 
 @pytest.mark.parametrize(
-    ("header", "bounds"),
+    ("header", "seconds"),
     [
-        ("7", (7, 7)),
-        ("99999999999999999999", (86_400, 86_400)),
-        ("date", (30, 60)),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", (0, 0)),
-        *((unreadable, None) for unreadable in ("soon", "-5", "", "1.5", "Wed, 99 Oct 2015 07:28:00 GMT")),
+        ("7", 7),
+        ("99999999999999999999", 86_400),
+        *((unread, None) for unread in ("soon", "-5", "", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT")),
     ],
 )
 def test_the_receiver_says_when_to_try_again(
-    receiver: Receiver, make_webhooks: MakePublisher, header: str, bounds: tuple[float, float] | None
+    receiver: Receiver, make_webhooks: MakePublisher, header: str, seconds: float | None
 ):
-    in_a_minute = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
-    value = format_datetime(in_a_minute, usegmt=True) if header == "date" else header
-    receiver.reply = lambda _call: Reply(500, {"Retry-After": value})
+    receiver.reply = lambda _call: Reply(500, {"Retry-After": header})
     (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
-    assert outcome.kind is OutcomeKind.DEFERRED
-    if bounds is None:
-        assert outcome.retry_after is None
-    else:
-        assert outcome.retry_after is not None
-        assert bounds[0] <= outcome.retry_after <= bounds[1]
+    assert (outcome.kind, outcome.retry_after) == (OutcomeKind.DEFERRED, seconds)
 
 
 @pytest.mark.parametrize(

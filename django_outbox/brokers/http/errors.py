@@ -1,11 +1,8 @@
 """The result of a request, a response or a failure with its remedy, and the outcome of its message."""
 
-import datetime
 import os
 import ssl
-import time
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 
 import httpcore
 
@@ -116,23 +113,15 @@ def read_response(response: httpcore.Response) -> Response:
     if response.status >= 400:
         for name, value in response.headers:
             if name.lower() == b"retry-after":
-                retry_after = _read_retry_after(value, time.time())
+                retry_after = _read_retry_after(value)
     return Response(response.status, retry_after)
 
 
-def _read_retry_after(value: bytes, now: float) -> float | None:
-    """Return the seconds of a header `Retry-After`, at most a day; None if it cannot be read.
+def _read_retry_after(value: bytes) -> float | None:
+    """Return the seconds of a header `Retry-After`, at most a day; None if it has a date instead.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3
     """
     text = value.decode("latin-1").strip()
     # A number of seconds of a century has ten digits.
-    if text.isascii() and text.isdigit():
-        return float(min(int(text[:10]), MAX_WAIT))
-    try:
-        date = parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=datetime.timezone.utc)
-    return min(max(date.timestamp() - now, 0.0), float(MAX_WAIT))
+    return float(min(int(text[:10]), MAX_WAIT)) if text.isascii() and text.isdigit() else None
