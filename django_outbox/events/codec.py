@@ -12,11 +12,10 @@ from functools import cached_property
 from typing import Any, get_type_hints
 
 from django.utils import timezone
-from django.utils.functional import Promise
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import is_typeddict
 
 from django_outbox.enqueueing.events import ATTRIBUTE
@@ -62,17 +61,12 @@ class Codec:
         except ValidationError as error:
             raise InvalidEvent(_describe(error)) from None
         except (PydanticSerializationError, UnicodeError) as error:
-            raise InvalidEvent(self._locate(event) or _without_values(error)) from None
+            raise InvalidEvent(_without_values(error)) from None
         except PydanticUserError as error:
             raise InvalidEvent(self._describe_annotation(error)) from None
         if problem := self._find_change(event, decoded):
             raise InvalidEvent(problem)
         return found
-
-    def _locate(self, event: Any) -> str:
-        with suppress(PydanticSerializationError, UnicodeError):
-            return find_unserializable(self._dump_values(event))
-        return ""
 
     def _find_change(self, event: Any, decoded: Any) -> str:
         # A class may have serializers that work for JSON only.
@@ -190,22 +184,6 @@ def _without_values(error: Exception) -> str:
             actual = f", not {kind[1]}" if kind else ""
             found.append(f"{name[1] if name else 'a field'}: must be of type {expected[1]}{actual}")
     return one_line("; ".join(found[:MAX_MISTAKES]) or error)
-
-
-def find_unserializable(values: Any) -> str:
-    for path, value in _walk(values):
-        with suppress(PydanticSerializationError, UnicodeError):
-            to_jsonable_python(value)
-            to_json(value)
-            continue
-        if isinstance(value, str):
-            return f"{path}: contains a lone surrogate, which cannot be encoded as UTF-8"
-        if isinstance(value, Promise):
-            return f"{path}: is a lazy translation; call str() on it"
-        if isinstance(value, bytes | bytearray):
-            return f"{path}: contains bytes that are not UTF-8"
-        return f"{path}: a value of type {type(value).__qualname__} cannot be written as JSON"
-    return ""
 
 
 def find_change(sent: Any, received: Any) -> tuple[str, str] | None:
