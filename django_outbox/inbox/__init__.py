@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 from django_outbox.utils.lazy import lazily
 
 if TYPE_CHECKING:
-    from django_outbox.inbox.deduplication import once, once_many, purge
+    from django_outbox.inbox.deduplication import once, once_many
     from django_outbox.inbox.receiving import receive
     from django_outbox.inbox.storing import Received, Rejected
 
-__all__ = ["Received", "Rejected", "once", "once_many", "purge", "receive"]
+__all__ = ["Received", "Rejected", "once", "once_many", "receive"]
 
 # Django imports this package before models can be imported.
 __getattr__ = lazily(
     __name__,
     {
-        "deduplication": ["once", "once_many", "purge"],
+        "deduplication": ["once", "once_many"],
         "receiving": ["receive"],
         "storing": ["Received", "Rejected"],
     },

@@ -1,6 +1,5 @@
-"""Records of handled messages: `once` and `once_many` write them in the caller's transaction, `purge` deletes them."""
+"""Records of handled messages: `once` and `once_many` write them in the caller's transaction."""
 
-import datetime
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -67,38 +66,15 @@ def once_many(message_ids: Iterable[MessageID], consumer: str, *, using: str | N
     return _record([*message_ids], consumer, using, "once_many")
 
 
-def purge(
-    *,
-    using: str | None = None,
-    older_than: datetime.timedelta | None = None,
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> int:
-    """Delete records of `once` that are older than the retention period, in batches with a transaction each.
-
-    A message without a record counts as new if it is redelivered. Relays and `manage.py outbox_purge` do the same.
-
-    Args:
-        using: the database alias; by default the one that the router chooses for writing.
-        older_than: delete records of messages that were handled longer ago than this; `OUTBOX["INBOX_RETENTION"]` by
-            default. If that is None, nothing is deleted.
-        is_stopping: called between two batches; if it returns True, the purge ends.
-
-    Returns:
-        The number of deleted records.
-    """
-    age = get_settings().inbox_retention if older_than is None else older_than
-    if age is None:
-        return 0
-    records = HandledMessage.objects.using(using or router.db_for_write(HandledMessage))
+def purge_records(using: str, is_stopping: Callable[[], bool]) -> None:
+    """Delete records of `once` that are older than `OUTBOX["INBOX_RETENTION"]`, for each purge of messages."""
+    age = get_settings().inbox_retention
+    if age is None or not router.allow_migrate_model(using, HandledMessage):
+        return
+    records = HandledMessage.objects.using(using)
     old = records.filter(handled_at__lt=DatabaseNow() - min(age, MAX_AGE)).order_by("handled_at")
     # Another purge deletes the rows that it has locked.
-    return delete_in_batches(old.select_for_update(skip_locked=True), is_stopping)
-
-
-def purge_records(using: str, is_stopping: Callable[[], bool]) -> None:
-    """Do the same for each purge of messages in a database that has the table."""
-    if router.allow_migrate_model(using, HandledMessage):
-        purge(using=using, is_stopping=is_stopping)
+    delete_in_batches(old.select_for_update(skip_locked=True), is_stopping)
 
 
 def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, function: str) -> set[MessageID]:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from django_outbox.brokers.consumer import derive_uuid
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
-from django_outbox.inbox import once, once_many, purge
+from django_outbox.inbox import once, once_many
+from django_outbox.inbox.deduplication import purge_records
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.utils.threads import own_connection
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
@@ -218,12 +219,12 @@ def test_a_purge_deletes_old_records_only(using, monkeypatch):
     records = HandledMessage.objects.using(using)
     old = timezone.now() - datetime.timedelta(days=31)
     records.filter(pk__in=list(records.values_list("pk", flat=True)[:5])).update(handled_at=old)
-    assert purge(using=using) == 5
-    assert count(using) == 2
     with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "INBOX_RETENTION": None}):
-        assert purge(using=using) == 0
-    assert purge(using=using, older_than=datetime.timedelta(0), is_stopping=lambda: True) == 0
-    assert purge(using=using, older_than=datetime.timedelta(0)) == 2
+        purge_records(using, lambda: False)
+    purge_records(using, lambda: True)
+    assert count(using) == 7
+    purge_records(using, lambda: False)
+    assert count(using) == 2
 
 
 MEMORY = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
