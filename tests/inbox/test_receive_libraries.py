@@ -1,14 +1,10 @@
-"""The examples of the guide about `receive`, each with its real library: FastStream, kombu, and Lambda's runtime."""
+"""The examples of the guide about `receive`: with FastStream and kombu themselves, and with messages of SQS."""
 
 import asyncio
 import json
-import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -25,20 +21,18 @@ from django_outbox.inbox.storing import InboxWriter
 from django_outbox.models import OutboxMessage
 from django_outbox.utils.threads import Threads, own_connection
 from tests.conftest import ALIASES
+from tests.docs.blocks import example, find
 from tests.inbox.conftest import MEMORY, payloads, stored
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws.server import CREDENTIALS, REGION, client, endpoint_url
 from tests.support.claimed import make_message
 from tests.support.effects import HANDLERS
-from tests.support.project_files import ROOT
-from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
-GUIDE = (ROOT / "docs" / "how-to" / "receive.md").read_text()
 BROKER, QUEUE = "amqp://guest:guest@localhost:5672/%2F", '"billing"'
 
 
@@ -48,18 +42,10 @@ def outbox() -> Iterator[None]:
         yield
 
 
-def read_example(file: str) -> str:
-    found = re.search(
-        rf"^```\{{code-block\}} python\n:caption: {re.escape(file)}\n\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL
-    )
-    assert found, file
-    return found[1]
-
-
 def run_example(file: str, source: RabbitMQSource) -> dict[str, Any]:
     """Run the file of the guide, with the test's broker and queue, and return its names."""
     names: dict[str, Any] = {"__name__": "example"}
-    code = read_example(file)
+    (code,) = find("receive", caption=file)
     # The name of the consumer remains.
     for name in (f"Queue({QUEUE}", BROKER):
         assert name in code
@@ -175,68 +161,6 @@ def test_a_library_moves_rejected_messages_to_the_dead_letters(source, run):
     assert len(dead.body) == len(too_large)
 
 
-@contextmanager
-def runtime_api(event: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Stand for Lambda: pass an event to the runtime, and yield the address, and the list of what it returned.
-
-    https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html
-    """
-    returned: list[Any] = []
-    is_over = threading.Event()
-
-    class Api(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if returned:
-                is_over.wait(60)
-                return
-            body = json.dumps(event).encode()
-            self.send_response(200)
-            self.send_header("Lambda-Runtime-Aws-Request-Id", "7")
-            self.send_header("Lambda-Runtime-Deadline-Ms", "9999999999999")
-            self.send_header("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:eu-central-1:1:function:billing")
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            returned.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(202)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", returned
-        finally:
-            is_over.set()
-            server.shutdown()
-            thread.join()
-
-
-RUN_LAMBDA = """
-import os, sys
-from tests import settings
-name, os.environ["AWS_LAMBDA_RUNTIME_API"] = sys.argv[1:]
-settings.DATABASES["default"]["NAME"] = name
-settings.OUTBOX = {
-    "PUBLISHERS": {
-        "default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"},
-        "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
-    },
-    "MAX_PAYLOAD_BYTES": 1000,
-}
-from awslambdaric.__main__ import main
-main([sys.argv[0], "lambda_function.handler"])
-"""
-"""The arguments are the name of the database, and the address of Lambda's runtime API."""
-
-
 def as_record(received: dict[str, Any]) -> dict[str, Any]:
     """Return a message of SQS as Lambda passes it: https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html."""
     attributes = received.get("MessageAttributes", {})
@@ -254,8 +178,7 @@ def as_record(received: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_lambda_function_stores_a_batch_and_returns_the_rejected_messages(start: StartProcess, tmp_path: Path):
-    pytest.importorskip("awslambdaric", reason="awslambdaric is not installed")
+def test_a_lambda_function_stores_a_batch_and_returns_the_rejected_messages(monkeypatch: pytest.MonkeyPatch):
     sqs = client("sqs")
     url = str(sqs.create_queue(QueueName=unique_name())["QueueUrl"])
     order = make_message("", b'{"id": 7}', key="order-7")
@@ -273,11 +196,10 @@ def test_a_lambda_function_stores_a_batch_and_returns_the_rejected_messages(star
         return len(records) == 4
 
     eventually(receive_all, "the messages are received")
-    (tmp_path / "lambda_function.py").write_text(read_example("shop/lambda_function.py"))
-    with runtime_api({"Records": records}) as (address, returned):
-        start(RUN_LAMBDA, str(connections["default"].settings_dict["NAME"]), address)
-        eventually(lambda: returned, "the function has returned")
-    assert returned == [{"batchItemFailures": [{"itemIdentifier": large}]}]
+    monkeypatch.setattr("django.setup", lambda: None)
+    handle = example("receive", "handler")
+    with override_settings(OUTBOX={**settings.OUTBOX, "MAX_PAYLOAD_BYTES": 1000}):
+        assert handle({"Records": records}, None) == {"batchItemFailures": [{"itemIdentifier": large}]}
     (message,) = OutboxMessage.objects.pending()
     assert (str(message.message_id), message.type, message.key) == (order.message_id, "order.created", "order-7")
     assert message.payload == {"id": 7}
