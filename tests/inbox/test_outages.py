@@ -17,6 +17,7 @@ from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running
 from tests.inbox.processes import RUN_INBOX
+from tests.support.databases import without_table
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import broker_address, broker_url
 from tests.support.scripts import StartProcess
@@ -160,14 +161,8 @@ def test_an_inbox_that_ends_when_idle_gives_up_if_the_database_remains_unavailab
 @pytest.mark.parametrize("model", [OutboxMessage, HandledMessage], ids=["outbox", "inbox"])
 def test_a_missing_table_ends_the_inbox(source, make_inbox, model):
     source.send(1)
-    with connections["postgresql"].cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {model._meta.db_table} RENAME TO elsewhere")
-    try:
-        with pytest.raises(NotMigrated, match=r"manage\.py migrate"):
-            make_inbox("postgresql", remember=True).run()
-    finally:
-        with connections["postgresql"].cursor() as cursor:
-            cursor.execute(f"ALTER TABLE elsewhere RENAME TO {model._meta.db_table}")
+    with without_table("postgresql", model), pytest.raises(NotMigrated, match=r"manage\.py migrate"):
+        make_inbox("postgresql", remember=True).run()
     eventually(lambda: source.unsettled() == 1)
 
 

@@ -88,13 +88,14 @@ def serialization_error(using: str, level: str) -> str:
 @contextmanager
 def without_table(using: str, model: type[Model]) -> Iterator[None]:
     """Hide the table of a model, as if it had not been migrated."""
-    table = connections[using].ops.quote_name(model._meta.db_table)
+    quote, name = connections[using].ops.quote_name, model._meta.db_table
+    table, hidden = quote(name), quote(f"hidden_{name}")
     with connections[using].cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} RENAME TO outbox_hidden")
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {hidden}")
         try:
             yield
         finally:
-            cursor.execute(f"ALTER TABLE outbox_hidden RENAME TO {table}")
+            cursor.execute(f"ALTER TABLE {hidden} RENAME TO {table}")
 
 
 @contextmanager
