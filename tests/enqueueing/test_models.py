@@ -1,8 +1,6 @@
 """`OutboxMessage`: its states, its querysets, and requeue and discard."""
 
 import io
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from django_outbox.db.fields import partition_of
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
+from tests.docs.blocks import find
 from tests.support.messages import ago, claimed_ids, row, rows, write
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -114,8 +113,7 @@ def test_a_key_has_the_same_partition_on_every_way_to_write_it(using: str):
 
 
 def test_the_row_in_the_guide_for_other_programs_has_the_partition_of_its_key():
-    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "other-producers.md").read_text()
-    (statement,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    (statement,) = find("other-producers", "sql")
     with connections["postgresql"].cursor() as cursor:
         cursor.execute(statement)
     message = OutboxMessage.objects.using("postgresql").due().get()

@@ -1,12 +1,12 @@
 """Django finds the events of each app when it starts, without a query, and runs the guide's examples."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.blocks import find
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-GUIDES = ROOT / "docs" / "how-to"
 
 SETUP = """
 import warnings
@@ -37,13 +37,6 @@ def messages():
 """
 
 
-def blocks(guide: str, caption: str) -> list[str]:
-    pattern = rf"^```{{code-block}} python\n:caption: {re.escape(caption)}\n\n(.*?)^```$"
-    found = re.findall(pattern, (GUIDES / guide).read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"{guide} has no {caption}"
-    return found
-
-
 def run(folder: Path, files: dict[str, str], code: str) -> str:
     """Run code in a project whose app `shop` has these files."""
     (folder / "shop").mkdir()
@@ -63,8 +56,8 @@ def run(folder: Path, files: dict[str, str], code: str) -> str:
 
 
 def test_the_guide_to_events_works(tmp_path: Path):
-    first, _ = blocks("events.md", "shop/events.py")
-    (services,) = blocks("events.md", "shop/services.py")
+    first, _ = find("events", caption="shop/events.py")
+    (services,) = find("events", caption="shop/services.py")
     code = """
 import datetime
 from decimal import Decimal
@@ -83,7 +76,7 @@ assert decode_event(type, payload, headers) == OrderCreated(7, Decimal("9.50"), 
 
 
 def test_the_guide_to_versions_works(tmp_path: Path):
-    _, newest = blocks("events.md", "shop/events.py")
+    _, newest = find("events", caption="shop/events.py")
     code = """
 from decimal import Decimal
 from shop.events import OrderCreated
@@ -95,7 +88,7 @@ assert decode_event("order.created", old, {}) == OrderCreated(7, Decimal("9.50")
 
 
 def test_the_guide_to_events_of_models_works(tmp_path: Path):
-    (models,) = blocks("domain-events.md", "shop/models.py")
+    (models,) = find("domain-events", caption="shop/models.py")
     events = """
 from dataclasses import dataclass
 from decimal import Decimal
