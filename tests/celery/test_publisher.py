@@ -154,13 +154,6 @@ def test_an_eta_does_not_use_the_delayed_delivery_of_quorum_queues(make: MakeApp
 # The queues
 
 
-def test_a_task_that_is_sent_before_the_first_worker_started_is_kept(make: MakeApp, broker: str, prefix: str):
-    app = make(broker)
-    app.tasks["tests.add"].delay(1, 2)
-    assert drain().processed == 1
-    assert len(take(app, prefix)) == 1
-
-
 def test_a_queue_that_was_deleted_meanwhile_is_declared_again(
     make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
 ):

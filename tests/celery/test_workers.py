@@ -105,12 +105,20 @@ def test_a_task_that_expired_in_the_outbox_is_revoked(tasks: Tasks):
         result(call)
 
 
-def test_a_retry_in_a_transaction_is_not_rolled_back(tasks: Tasks):
-    assert result(tasks.retry_in_transaction.delay()) == 2
-
-
-def test_a_replacement_in_a_transaction_is_not_rolled_back(tasks: Tasks):
-    assert result(tasks.replace_in_transaction.delay(3, 4)) == 7
+@pytest.mark.parametrize(
+    ("task", "arguments", "expected"),
+    [
+        ("retry_in_transaction", (), 2),
+        ("replace_in_transaction", (3, 4), 7),
+        ("poll", (3,), "done"),
+        ("replace_by", ([], "a group"), [["replaced", "1"], ["replaced", "2"]]),
+    ],
+    ids=["a retry in a transaction", "a replacement in one", "by itself again and again", "by a group"],
+)
+def test_a_task_that_is_retried_or_replaced_has_the_last_result(
+    tasks: Tasks, task: str, arguments: tuple[Any, ...], expected: Any
+):
+    assert result(getattr(tasks, task).delay(*arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,14 +135,6 @@ def test_all_steps_of_a_replacement_run(tasks: Tasks, what: str, last: list[str]
     within = chain(tasks.step.s([], "0"), tasks.replace_by.s(what), tasks.step.s("after")).delay()
     assert result(alone) == ["replaced", *last]
     assert result(within) == ["0", "replaced", *last, "after"]
-
-
-def test_a_task_that_replaces_itself_again_and_again_ends(tasks: Tasks):
-    assert result(tasks.poll.delay(3)) == "done"
-
-
-def test_a_task_replaced_by_a_group_has_its_results(tasks: Tasks):
-    assert result(tasks.replace_by.delay([], "a group")) == [["replaced", "1"], ["replaced", "2"]]
 
 
 def test_calls_within_a_task_follow_its_transaction(tasks: Tasks, app: Celery):
