@@ -61,14 +61,6 @@ def test_messages_of_a_key_are_a_group_and_those_without_a_key_are_groups_of_the
         assert [each["MessageDeduplicationId"] for each in batch.entries] == [each.message_id for each in messages]
 
 
-def test_a_message_that_is_sent_again_arrives_once_in_a_fifo_queue():
-    with closing(FIFOSubject()) as subject:
-        publisher = subject.publisher()
-        (message,) = subject.messages(b"1")
-        assert publisher.publish([message]) == publisher.publish([message]) == [ACCEPTED]
-        assert len(subject.received()) == 1
-
-
 # Entries that fail
 
 

@@ -75,19 +75,10 @@ def test_the_sdk_reads_any_binary_event_over_http(type: str, topic: str, key: st
     assert (event.get_type(), event.get_subject(), event.get_extension("partitionkey")) == (type, topic, key)
 
 
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        ((None, ""), "format is None; it must be one of"),
-        (("cloudevents", "a b"), "source is 'a b'; CloudEvents need one"),
-        (("cloudevents", "größe"), "which is a URI reference such as '/shop'"),
-        (("cloudevents", None), "source is None; it must be a string"),
-    ],
-)
-def test_a_mistake_in_format_or_source_names_the_remedy(options: tuple[Any, Any], remedy: str):
-    with pytest.raises(ImproperlyConfigured) as error:
-        cloudevents.validate_format(*options)
-    assert remedy in str(error.value)
+@pytest.mark.parametrize("source", ["a b", "größe", None])
+def test_a_source_that_is_no_uri_reference_is_refused(source: Any):
+    with pytest.raises(ImproperlyConfigured, match=r"^source is "):
+        cloudevents.validate_format("cloudevents", source)
 
 
 @pytest.mark.parametrize("source", ["/shop", "https://shop.example.com/a?b=c#d", "urn:shop:eu-1", "shop", "/a%20b"])

@@ -213,24 +213,6 @@ def test_a_topic_that_is_missing_is_waited_for_only_once(cluster, topic, make_pu
     eventually(lambda: publisher.publish(unkeyed(elsewhere, 1)) == [ACCEPTED])
 
 
-RETRIED = (
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.KAFKA_STORAGE_ERROR,
-)
-
-
-@pytest.mark.parametrize("code", RETRIED, ids=[KafkaError(code).name() for code in RETRIED])
-def test_librdkafka_retries_after_an_error_that_may_pass(cluster, topic, make_publisher, code):
-    publisher = make_publisher({"retry.backoff.ms": 10})
-    cluster.fail(PRODUCE, code)
-    assert publisher.publish(unkeyed(topic, 20)) == [ACCEPTED] * 20
-    assert sorted(bodies(cluster, topic)) == [*range(20)]
-
-
 def test_an_error_of_the_broker_is_not_the_fault_of_a_message(cluster, topic, make_publisher):
     cluster.fail(PRODUCE, KafkaError.NETWORK_EXCEPTION)
     assert only(make_publisher().publish(keyed(topic, 1))).kind is OutcomeKind.UNANSWERED

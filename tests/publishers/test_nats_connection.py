@@ -94,13 +94,6 @@ def test_a_message_because_of_which_the_server_ends_the_connection_has_to_be_fou
         assert accepted is ACCEPTED
 
 
-def test_a_server_that_does_not_greet_is_an_outage(proxies: Proxies, make_jetstream: MakeJetStream):
-    proxy = proxies.open(nats_port())
-    proxy.go_silent()
-    publisher = make_jetstream(nats_url(port=proxy.port), timeout=0.5)
-    assert publisher.prepare() == f"cannot connect to NATS at 127.0.0.1:{proxy.port}: no response in time"
-
-
 def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies, make_jetstream: MakeJetStream):
     proxy = proxies.open(nats_port())
     proxy.go_silent()

@@ -100,21 +100,6 @@ def test_a_server_that_hangs_up_while_connecting_may_be_a_broker_or_not(proxy: P
     assert "the broker is starting or stopping, a proxy cannot reach it, or this port does not speak AMQP" in error
 
 
-def test_connecting_is_bounded_in_time(broker: Broker, proxy: Proxy, make_publisher: MakePublisher):
-    queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
-    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    publisher.close()
-    last_call = pika.frame.Method(1, spec.Confirm.Select()).marshal()
-    all_but_one_byte = proxy.beginning.index(last_call) + len(last_call) - 1
-    for allowed in (0, all_but_one_byte):
-        proxy.hold_back(after=allowed)
-        error = only_error(publisher.publish([make_message(queue)]), OutcomeKind.UNANSWERED)
-        assert f"cannot connect to RabbitMQ at 127.0.0.1:{proxy.port}: no response in time" in error
-    proxy.resume()
-    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-
-
 def test_the_nodes_are_tried_in_random_order(make_publisher: MakePublisher):
     ports = [free_port(), free_port()]
     urls = [broker_url(port=port) for port in ports]

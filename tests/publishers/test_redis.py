@@ -114,10 +114,3 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(stream, make, proxy):
     (outcome,) = publisher.publish([make_message(stream)])
     assert (outcome.kind, outcome.error) == (OutcomeKind.UNANSWERED, "no response in time")
     assert "no response in time" in publisher.prepare()
-
-
-def test_a_connection_that_the_server_has_closed_is_replaced(stream, make, proxy):
-    publisher = make(url=server_url(port=proxy.port))
-    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-    proxy.cut()
-    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
