@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -167,23 +167,29 @@ def test_a_missing_permission_is_an_error_with_the_remedy(make_consumer: MakeCon
         eventually(lambda: text.format(stream=stream) in read())
 
 
-@pytest.mark.django_db(transaction=True)
-def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: pytest.LogCaptureFixture):
-    """Acknowledgements are refused, so each connection waits for the messages of the last one."""
-    caplog.set_level("INFO", logger="django_outbox")
+@contextmanager
+def refused_acknowledgements(count: int, ack_wait: float, **options: Any) -> Iterator[None]:
+    """The settings of an inbox that may not acknowledge the messages of its stream, of which there are that many."""
     with (
         NatsServer(permissions("$JS.ACK.>")) as server,
         Nats(server.url, user="admin", password="admin") as nats,
         closing(JetStreamSource()) as source,
     ):
-        stream = make_stream(nats, ack_wait=2.0)
-        put(nats, stream, b"1")
+        stream = make_stream(nats, ack_wait=ack_wait)
+        put(nats, stream, *[b"%d" % number for number in range(count)])
         url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        options = {"servers": url, "stream": stream}
-        limits = replace(QUICK, proof_time=1.0)
-        with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=limits)) as inbox:
-            eventually(lambda: caplog.text.count("reads stream") >= 4)
-            assert inbox.outages
+        with override_settings(OUTBOX=outbox_of(source, servers=url, stream=stream, **options)):
+            yield
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: pytest.LogCaptureFixture):
+    """Acknowledgements are refused, so each connection waits for the messages of the last one."""
+    caplog.set_level("INFO", logger="django_outbox")
+    limits = replace(QUICK, proof_time=1.0)
+    with refused_acknowledgements(1, 2.0), running(Inbox(limits=limits)) as inbox:
+        eventually(lambda: caplog.text.count("reads stream") >= 4)
+        assert inbox.outages
     assert caplog.text.count("is unavailable: ") == 1
     assert "is available again" not in caplog.text
 
@@ -191,19 +197,10 @@ def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: p
 @pytest.mark.django_db(transaction=True)
 def test_an_inbox_that_ends_when_idle_gives_up_if_it_may_not_acknowledge_however_many_messages_it_has_in_hand():
     with (
-        NatsServer(permissions("$JS.ACK.>")) as server,
-        Nats(server.url, user="admin", password="admin") as nats,
-        closing(JetStreamSource()) as source,
+        refused_acknowledgements(20, 1.0, batch_size=1),
+        pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"),
     ):
-        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        stream = make_stream(nats)
-        put(nats, stream, *[b"%d" % number for number in range(20)])
-        options = {"servers": url, "stream": stream, "batch_size": 1}
-        with (
-            override_settings(OUTBOX=outbox_of(source, **options)),
-            pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"),
-        ):
-            Inbox(limits=QUICK, idle_exit=60).run()
+        Inbox(limits=QUICK, idle_exit=60).run()
 
 
 # Settling

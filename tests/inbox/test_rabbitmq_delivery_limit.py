@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from django.db import OperationalError
 
-from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.inbox.management.commands.run_inbox import check_consumers
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, payloads, read_all, running
@@ -115,27 +114,3 @@ def test_a_message_that_was_returned_often_is_logged_with_the_remedy(source, mak
     assert f"{source.name!r} has been returned to the queue 10 times" in caplog.text
     assert "raise delivery-limit with a policy" in caplog.text
     assert payloads("default") == [0]
-
-
-# The windows
-
-
-def run_windows(found: window.Window, deliveries: int) -> list[int]:
-    sizes, tag = [], 0
-    while tag < deliveries:
-        sizes.append(found.size)
-        for _ in range(found.size):
-            tag += 1
-            found.note_delivery(tag)
-            assert not found.is_complete
-        found.note_stored(tag, [])
-        assert found.is_complete
-        assert found.settle() == (tag, [])
-        found.grow()
-    return sizes
-
-
-def test_windows_double_up_to_their_maximum():
-    found = window.Window(20)
-    assert run_windows(found, 60) == [1, 2, 4, 8, 16, 20, 20]
-    assert found.is_refilled

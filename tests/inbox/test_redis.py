@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,20 +54,25 @@ def test_a_consumer_that_is_only_opened_creates_nothing(source):
     assert not source.client.exists(source.name)
 
 
-def test_a_user_with_the_documented_permissions_can_read(source, make_inbox):
-    (line,) = re.findall(r"^ACL SETUSER billing .*", Path("docs/how-to/redis.md").read_text(), re.MULTILINE)
+@contextmanager
+def user_with(source: RedisSource, rights: str) -> Iterator[tuple[str, str]]:
+    """A user with these rights, of which the password is `secret`: its name, and the URL."""
     user = f"billing-{uuid.uuid4().hex}"
-    rights = line.replace("billing", user, 1).replace("~order.created", f"~{source.name}")
     address = urlsplit(source.options["url"])
-    url = address._replace(netloc=f"{user}:secret@{address.hostname}:{address.port}").geturl()
-    source.client.execute_command(*rights.split())
+    source.client.execute_command("ACL", "SETUSER", user, *rights.split())
     try:
+        yield user, address._replace(netloc=f"{user}:secret@{address.hostname}:{address.port}").geturl()
+    finally:
+        source.client.acl_deluser(user)
+
+
+def test_a_user_with_the_documented_permissions_can_read(source, make_inbox):
+    (rights,) = re.findall(r"^ACL SETUSER billing (.*)", Path("docs/how-to/redis.md").read_text(), re.MULTILINE)
+    with user_with(source, rights.replace("~order.created", f"~{source.name}")) as (_, url):
         source.send(1)
         read_all(make_inbox(url=url), source)
         source.send(2)
         read_all(make_inbox(url=url), source)
-    finally:
-        source.client.acl_deluser(user)
     assert payloads("default") == [1, 2]
     assert source.unsettled() == 0
 
@@ -211,12 +217,7 @@ def test_a_stream_is_read_while_redis_has_no_memory_left(tmp_path):
 
 @pytest.mark.parametrize("command", ["xreadgroup", "xack"])
 def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplog, command):
-    user = f"billing-{uuid.uuid4().hex}"
-    rights = f"on >secret allkeys +@all -{command}"
-    address = urlsplit(source.options["url"])
-    url = address._replace(netloc=f"{user}:secret@{address.hostname}:{address.port}").geturl()
-    source.client.execute_command("ACL", "SETUSER", user, *rights.split())
-    try:
+    with user_with(source, f"on >secret allkeys +@all -{command}") as (user, url):
         source.send(1)
         limits = replace(QUICK, proof_time=2.0)
         with running(make_inbox(url=url, arguments={"limits": limits})) as inbox:
@@ -226,8 +227,6 @@ def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplo
             source.client.acl_setuser(user, commands=[f"+{command}"], enabled=True)
             eventually(lambda: not inbox.outages)
             eventually(lambda: not source.unsettled())
-    finally:
-        source.client.acl_deluser(user)
     assert len([text for text in caplog.messages if "is unavailable" in text]) == 1
     assert len([text for text in caplog.messages if "is available again" in text]) == 1
 
