@@ -129,12 +129,6 @@ def test_e023_invalid_routes(routes: Any):
     assert {message.id for message in found(ROUTES=routes)} == {"django_outbox.E023"}
 
 
-def test_e023_unknown_publisher():
-    message = only("E023", ROUTES={"order.*": ["default", "audits"]})
-    assert message.msg == "OUTBOX['ROUTES']['order.*'] names the publisher 'audits', which is not configured."
-    assert message.hint == "Did you mean 'audit'? OUTBOX['PUBLISHERS'] has audit, default."
-
-
 def test_w023_pattern_never_applies():
     message = only("W023", ROUTES={"order.*": ["default"], "order.paid": ["audit"]})
     assert "'order.paid'" in message.msg

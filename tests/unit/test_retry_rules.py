@@ -116,53 +116,22 @@ def test_the_policy_of_a_type_is_made_once():
     assert settings.retry_policy("hook", "order.created") is settings.retry_policy("hook", "order.created")
 
 
-DICT = 'It must be a dict such as {"MAX_ATTEMPTS": 5}.'
-PATTERN = 'It must be a non-blank string, such as "order.*".'
 SECONDS = "It must be a number of seconds greater than 0 and less than a year, or an equivalent timedelta."
 
 
 @pytest.mark.parametrize(
     ("retry", "message", "remedy"),
     [
-        (3, " is 3.", DICT),
-        (
-            {"ATTEMPTS": 3},
-            " has an unknown key 'ATTEMPTS'.",
-            "Did you mean MAX_ATTEMPTS? "
-            "Known keys: DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY, TYPES.",
-        ),
-        ({"DELAY": "1"}, "['DELAY'] is '1'.", SECONDS),
+        (3, " is 3.", 'It must be a dict such as {"MAX_ATTEMPTS": 5}.'),
         ({"DELAY": float("nan")}, "['DELAY'] is nan.", SECONDS),
         ({"FACTOR": 0.5}, "['FACTOR'] is 0.5.", "It must be a number from 1 to 100."),
         ({"JITTER": True}, "['JITTER'] is True.", "It must be a number from 0 to 1."),
-        (
-            {"EXCLUDE": "builtins.OSError"},
-            "['EXCLUDE'] is 'builtins.OSError'.",
-            "It must be a list of exception classes or their dotted paths.",
-        ),
-        (
-            {"INCLUDE": [OSError, "nowhere.Gone"]},
-            "['INCLUDE'][1] is 'nowhere.Gone'.",
-            "It must be an exception class or its dotted path; it cannot be imported "
-            "(ModuleNotFoundError: No module named 'nowhere').",
-        ),
+        ({"EXCLUDE": "builtins.OSError"}, "['EXCLUDE'] is 'builtins.OSError'.", "a list of exception classes"),
+        ({"INCLUDE": ["nowhere.Gone"]}, "['INCLUDE'][0] is 'nowhere.Gone'.", "No module named 'nowhere'"),
         ({"INCLUDE": [int]}, f"['INCLUDE'][0] is {int!r}.", "It must be an exception class or its dotted path."),
-        (
-            {"TYPES": ["order.*"]},
-            "['TYPES'] is ['order.*'].",
-            "a dict with keys that are patterns of types, such as",
-        ),
-        (
-            {"TYPES": {1: {}}},
-            "['TYPES'][1] is not a valid pattern.",
-            PATTERN,
-        ),
-        ({"TYPES": {"a.*": {"DELAY": -1}}}, "['TYPES']['a.*']['DELAY'] is -1.", SECONDS),
-        (
-            {"TYPES": {"a.*": {"TYPES": {}}}},
-            "['TYPES']['a.*'] has an unknown key 'TYPES'.",
-            "Known keys: DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY.",
-        ),
+        ({"TYPES": ["order.*"]}, "['TYPES'] is ['order.*'].", "a dict with keys that are patterns of types"),
+        ({"TYPES": {1: {}}}, "['TYPES'][1] is not a valid pattern.", "It must be a non-blank string"),
+        ({"TYPES": {"a.*": {"TYPES": {}}}}, "['TYPES']['a.*'] has an unknown key 'TYPES'.", "MAX_DELAY."),
     ],
 )
 def test_the_error_about_an_invalid_value_names_its_path_and_the_valid_values(retry: Any, message: str, remedy: str):
