@@ -43,6 +43,13 @@ def bad_night(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "status", a_bad_night)
 
 
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an operation change two messages in a step."""
+    monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
+    monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+
+
 class TestPage:
     def test_shows_the_figures_of_each_database(self, using: str, admin_client: Client):
         put(Status.FAILED, 2, using=using, error_class="shop.Timeout")
@@ -146,13 +153,12 @@ class TestPermissions:
         assert f'href="{address()}"' in text(client_with("view").get(reverse("admin:index")))
 
 
+@pytest.mark.usefixtures("small_steps")
 class TestGroups:
     @pytest.mark.parametrize(("operation", "flag"), [("requeue", CHANGE), ("discard", DELETION)])
     def test_an_operation_changes_one_cause_in_batches_and_is_one_log_entry(
-        self, using: str, admin_client: Client, operation: str, flag: int, monkeypatch: pytest.MonkeyPatch
+        self, using: str, admin_client: Client, operation: str, flag: int
     ):
-        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
-        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         chosen = put(Status.FAILED, 7, using=using, age=60, error_class="shop.Timeout")
         others = put(Status.FAILED, 3, using=using, age=90, error_class="shop.timeout")
         url = address(operation, using=using, **CAUSE)
@@ -167,11 +173,7 @@ class TestGroups:
         assert entry.change_message == f"7 messages were {participle}. Reason: fixed"
         assert (entry.object_repr, entry.action_flag) == ("shop.Timeout · order.created · default", flag)
 
-    def test_an_interrupted_operation_has_logged_what_it_did(
-        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
-        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+    def test_an_interrupted_operation_has_logged_what_it_did(self, admin_client: Client):
         put(Status.FAILED, 5, age=60, error_class="shop.Timeout")
         page = confirm(admin_client, address("requeue", **CAUSE))
         assert (page.context["done"], page.context["expected"]) == (2, 5)
@@ -182,11 +184,7 @@ class TestGroups:
         assert [(entry.by, entry.text) for entry in listed] == [("admin", "2 messages were requeued.")]
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
-    def test_messages_of_another_error_are_left_alone(
-        self, using: str, admin_client: Client, operation: str, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
-        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+    def test_messages_of_another_error_are_left_alone(self, using: str, admin_client: Client, operation: str):
         chosen = put(Status.FAILED, 3, using=using, age=60, key="order-1", error="order 7 is gone", **CAUSE)
         others = put(Status.FAILED, 2, using=using, age=60, error="the shop is shut", **CAUSE)
         url = address(operation, using=using, **CAUSE, fingerprint=fingerprint("order 8 is gone"))
@@ -200,11 +198,7 @@ class TestGroups:
         assert {left.get(id) for id in chosen} == ({Status.PENDING} if operation == "requeue" else {None})
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
-    def test_messages_that_fail_later_are_left_alone(
-        self, admin_client: Client, operation: str, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
-        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+    def test_messages_that_fail_later_are_left_alone(self, admin_client: Client, operation: str):
         put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
         url = address(operation, **CAUSE)
         page = admin_client.get(url)
@@ -256,8 +250,6 @@ class TestGroups:
     def test_messages_that_cannot_be_changed_end_an_operation(
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
-        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
         monkeypatch.setattr(operations, "discard", lambda *args, **options: 0)
         put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
         url = address("discard", **CAUSE)

@@ -7,7 +7,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 
-from django_outbox import OutboxMessage, TransactionRequired, enqueue, enqueue_many
+from django_outbox import OutboxMessage, enqueue, enqueue_many
 from tests.conftest import ALIASES
 from tests.support.messages import count
 
@@ -34,17 +34,6 @@ def test_the_error_in_async_code_names_the_remedy(using: str, name: str, require
 
     async_to_sync(view)()
     assert count(using) == 0
-
-
-@committed
-def test_a_thread_of_sync_to_async_needs_a_transaction_as_usual(using: str):
-    async def view() -> None:
-        with pytest.raises(TransactionRequired):
-            await sync_to_async(enqueue)("order.created", 1, using=using)
-        await sync_to_async(enqueue)("order.created", 2, using=using, require_transaction=False)
-
-    async_to_sync(view)()
-    assert [message.payload for message in OutboxMessage.objects.using(using)] == [2]
 
 
 @committed

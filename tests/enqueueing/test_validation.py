@@ -115,7 +115,7 @@ BAD_VALUES = [
     (float("nan"), "not JSON"),
     (float("-inf"), "not JSON"),
     (decimal.Decimal("NaN"), "not a finite number"),
-    (object(), "not JSON"),
+    (OutboxMessage(type="a"), "Pass dicts, lists, strings, finite numbers"),
     ({1, 2}, "not JSON"),
     (b"bytes", "not JSON"),
     (models.F("id"), "not JSON"),
@@ -137,27 +137,6 @@ def test_a_payload_or_header_that_is_not_json_is_refused(value: Any, problem: st
     for using in ALIASES:
         refused("payload", problem, f"payload{path}", using=using, payload=wrap(value))
         refused("headers", problem, f'headers["name"]{path}', using=using, headers={"name": wrap(value)})
-
-
-@pytest.mark.parametrize(
-    ("value", "remedy"),
-    [
-        (OutboxMessage(type="a"), "Pass dicts, lists, strings, finite numbers"),
-        ("\x00", "NUL"),
-        (decimal.Decimal("inf"), "not a finite number"),
-    ],
-    ids=range(3),
-)
-def test_an_error_names_the_path_and_the_remedy(value: Any, remedy: str):
-    payload = {"id": 7, "lines": [1, "a", {}, {"product": value}]}
-    with pytest.raises(InvalidMessage) as info:
-        enqueue("order.created", payload, require_transaction=False)
-    assert str(info.value).startswith('payload["lines"][3]["product"]: ')
-    assert (info.value.field, info.value.path) == ("payload", '["lines"][3]["product"]')
-    assert remedy in str(info.value)
-    with pytest.raises(InvalidMessage) as info:
-        enqueue_many([OutboxMessage(type="a", payload=payload)], require_transaction=False)
-    assert str(info.value).startswith('messages[0].payload["lines"][3]["product"]: ')
 
 
 @pytest.mark.parametrize("key", ["a\x00b", "a\ud800", (1, 2), HUGE, float("nan"), uuid.UUID(int=1)], ids=range(6))
@@ -345,6 +324,7 @@ def test_the_error_of_enqueue_many_names_the_invalid_message(field: str, message
     with pytest.raises(InvalidMessage) as info:
         enqueue_many([OutboxMessage(type="a", payload=1), message], require_transaction=False)
     assert info.value.field == f"messages[1].{field}"
+    assert str(info.value).startswith(f"messages[1].{field}")
 
 
 @pytest.mark.django_db(databases=ALIASES)

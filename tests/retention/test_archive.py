@@ -49,6 +49,10 @@ def archive(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+def remove(using: str, reason: str) -> int:
+    return purge(using=using) if reason == "purged" else discard(OutboxMessage.objects.using(using).all())
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -115,12 +119,14 @@ def test_nothing_to_remove_writes_no_file(using: str, archive: Path):
     assert files(archive) == []
 
 
-def test_files_are_bounded_in_messages(using: str, tmp_path: Path):
-    ids = processed(using, 25)
+@pytest.mark.parametrize("reason", ["purged", "discarded"])
+def test_files_are_bounded_in_messages(using: str, tmp_path: Path, reason: str):
+    ids = (processed if reason == "purged" else failed)(using, 25)
     with archiving(tmp_path, max_rows=10):
-        assert purge(using=using) == 25
+        assert remove(using, reason) == 25
     assert [found.manifest.count for found in archives(using) if found.manifest] == [10, 10, 5]
     assert sorted(archived(using)) == ids
+    assert rows(using) == {}
 
 
 def test_files_are_bounded_in_bytes_and_a_large_message_has_one_of_its_own(using: str, tmp_path: Path):
@@ -132,15 +138,6 @@ def test_files_are_bounded_in_bytes_and_a_large_message_has_one_of_its_own(using
     assert sum(counts) == 6
     assert max(counts) <= 3
     assert counts[-1] == 1
-
-
-def test_discarding_more_than_a_file_holds_writes_several(using: str, tmp_path: Path):
-    ids = failed(using, 25)
-    with archiving(tmp_path, max_rows=10):
-        assert discard(OutboxMessage.objects.using(using).all()) == 25
-    assert len(archives(using)) == 3
-    assert sorted(archived(using)) == ids
-    assert rows(using) == {}
 
 
 @pytest.mark.parametrize("using", ["postgresql"])
@@ -223,8 +220,7 @@ def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
 ):
     ids = (processed if reason == "purged" else failed)(using, 2)
     with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 2}), FailingStorage.failing("slow"):
-        done = purge(using=using) if reason == "purged" else discard(OutboxMessage.objects.using(using).all())
-    assert done == 2
+        assert remove(using, reason) == 2
     assert archived(using) == ids
 
 
