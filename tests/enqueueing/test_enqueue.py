@@ -133,11 +133,6 @@ class InsideTestCaseTests(TestCase):
         with pytest.raises(TransactionRequired):
             enqueue("order.created", 1)
 
-    def test_an_atomic_block_inside_the_test_counts(self) -> None:
-        with transaction.atomic():
-            enqueue("order.created", 1)
-        assert count("default") == 1
-
     def test_an_on_commit_hook_runs_outside_the_transaction(self) -> None:
         def hook() -> None:
             with pytest.raises(TransactionRequired):

@@ -13,8 +13,6 @@ from typing_extensions import TypedDict
 from django_outbox.events import decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, OutboxError, UnknownEvent
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 @dataclasses.dataclass
 class OrderCreated:

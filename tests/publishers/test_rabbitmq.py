@@ -143,15 +143,11 @@ def test_confirms_of_several_queues_are_matched_to_their_messages(broker: Broker
 
 
 def test_an_unroutable_message_is_rejected_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
-    exchange, queue = broker.exchange("topic"), broker.queue()
-    broker.channel.queue_bind(queue, exchange, "known")
-    messages = [make_message("unknown" if n % 3 == 1 else "known", str(n).encode()) for n in range(30)]
-    outcomes = make_publisher(exchange=exchange).publish(messages)
-    assert kinds(outcomes) == [OutcomeKind.REJECTED if n % 3 == 1 else OutcomeKind.ACCEPTED for n in range(30)]
-    assert outcomes[1].error == (
+    exchange = broker.exchange("topic")
+    outcomes = make_publisher(exchange=exchange).publish([make_message("unknown")])
+    assert only_error(outcomes, OutcomeKind.REJECTED) == (
         f"unroutable: 312 NO_ROUTE, exchange '{exchange}', routing key 'unknown'; bind a queue, or set mandatory=False"
     )
-    assert [int(received.body) for received in broker.take(queue)] == [n for n in range(30) if n % 3 != 1]
 
 
 def test_a_message_that_is_in_flight_twice_has_two_outcomes(make_publisher: MakePublisher):
