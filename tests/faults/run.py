@@ -4,9 +4,9 @@ import contextlib
 import math
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.faults import ledger as ledgers
@@ -42,7 +42,6 @@ class Run:
         self._began = time.monotonic()
         self._deadline = self._began + plan.minutes * 60
         self._inflicted: list[Inflicted] = []
-        self._failures: list[str] = []
 
     def execute(self) -> Result:
         plan = self._plan
@@ -61,9 +60,8 @@ class Run:
     def _build(self, nursery: Nursery, proxies: Proxies) -> Stage:
         plan = self._plan
         broker = BROKERS[plan.broker](nursery)
-        starting = threading.Thread(target=self._guarded, args=(broker.start,))
-        starting.start()
-        try:
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(broker.start)
             database = SERVERS[plan.database](nursery)
             database.start()
             database.prepare()
@@ -71,10 +69,7 @@ class Run:
             nursery.run([sys.executable, "-m", "django", "migrate", "--verbosity=0"], environment=environment)
             if isinstance(database, PostgreSQL) and plan.source == "log":
                 database.publish()
-        finally:
-            starting.join()
-        if self._failures:
-            raise SuiteError(self._failures[0])
+            starting.result()
         broker.declare()
 
         def start_consumer() -> Child:
@@ -234,12 +229,6 @@ class Run:
             names = ", ".join(sorted(unknown))
             raise SuiteError(f"{plan.broker} has no faults of the kinds {names}")
         return make_schedule(kinds, plan.faults, plan.seed)
-
-    def _guarded(self, work: Callable[..., None], *args: object) -> None:
-        try:
-            work(*args)
-        except Exception as error:
-            self._failures.append(f"{type(error).__name__}: {error}")
 
     def _drain(self, stage: Stage) -> None:
         """Wait until nothing is pending, for as long as there is progress."""

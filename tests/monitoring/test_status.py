@@ -69,10 +69,10 @@ def report(
 ) -> None:
     """Report a relay of both publishers, that many seconds ago."""
     closed = {"state": "closed"}
-    given = {"host": "a", "pid": 7, "version": "1", "workers": 2, "mode": "run"} | fields
+    given: dict[str, Any] = {"host": "a", "pid": 7, "version": "1", "workers": 2, "mode": "run"}
+    given |= {"publishers": {"default": closed, "audit": closed}} | fields
     Heartbeat.objects.using(using).create(
         relay=name,
-        publishers={"default": closed, "audit": closed},
         seen_at=(now or read_clock(using)) - datetime.timedelta(seconds=silence),
         **given,
     )
@@ -462,10 +462,8 @@ def test_a_drain_that_failed_after_others_delivered_is_not_well():
 def test_relays_report_breakers_outages_and_their_age(using: str):
     now = read_clock(using)
     state = {"state": "open", "reason": "connection refused", "since": (now - minutes(12.5)).timestamp()}
-    common = {"version": "1", "workers": 2, "pid": 7}
-    reports = Heartbeat.objects.using(using)
-    reports.create(relay="a:7", host="a", mode="run", publishers={"default": state}, seen_at=now, **common)
-    reports.create(relay="b:7", host="b", mode="run", publishers={"audit": state}, seen_at=now - minutes(11), **common)
+    report(using, 0, "a:7", publishers={"default": state})
+    report(using, 660, "b:7", publishers={"audit": state})
     result = read_status(using)
     assert [(relay.name, relay.alive) for relay in result.relays] == [("a:7", True), ("b:7", False)]
     found = figures(using)
@@ -476,7 +474,7 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     assert result.verdict.code == "unavailable"
     assert "unavailable for 12 min (connection refused)" in result.verdict.sentence
     state["since"] = (now - datetime.timedelta(seconds=26)).timestamp()
-    reports.filter(relay="a:7").update(publishers={"default": state})
+    Heartbeat.objects.using(using).filter(relay="a:7").update(publishers={"default": state})
     result = read_status(using)
     assert [(verdict.level, verdict.code) for verdict in result.verdicts] == [(Level.WARNING, "unavailable")]
 
@@ -563,9 +561,8 @@ def test_figures_are_read_again_only_when_they_are_too_old(using: str):
 def test_a_half_open_breaker_is_critical_only_if_messages_are_late(using: str, state: str, level: Level):
     """It closes with the next message, which may come much later than the broker."""
     now = read_clock(using)
-    report = {"state": state, "reason": "connection refused", "since": (now - minutes(30)).timestamp()}
-    common = {"version": "1", "workers": 2, "pid": 7, "host": "a", "mode": "run", "seen_at": now}
-    Heartbeat.objects.using(using).create(relay="a:7", publishers={"default": report}, **common)
+    breaker = {"state": state, "reason": "connection refused", "since": (now - minutes(30)).timestamp()}
+    report(using, 0, publishers={"default": breaker})
     assert read_status(using).level == level
     change(using, put(1, using), available_at=now - minutes(5))
     assert read_status(using).level == Level.CRITICAL

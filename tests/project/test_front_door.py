@@ -56,12 +56,6 @@ def test_an_absolute_link_leads_to_a_file_of_the_repository(path: str):
         assert file is None or file.is_file(), link
 
 
-@pytest.mark.parametrize("path", [path for path in TEXTS if path.endswith(".md")])
-def test_a_link_in_a_checkout_leads_to_a_file(path: str):
-    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", (ROOT / path).read_text())]
-    assert [target for target in targets if ":" not in target and target and not (ROOT / target).is_file()] == []
-
-
 def test_ci_tests_the_versions_of_tox():
     matrix = jobs()["quick-tests"]["strategy"]["matrix"]
     excluded = {(pair["python"], pair["django"]) for pair in matrix["exclude"]}
