@@ -11,7 +11,6 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import RateLimit
 from django_outbox.relay.sources import Source
 from django_outbox.stores import get_store
-from django_outbox.utils.logs import logger
 
 SLOT = 0.2
 """Length of a reservation in seconds, if at least one message fits. Each costs a write."""
@@ -61,16 +60,6 @@ class RateLimiter:
         if begin > now:
             return float((begin - now).total_seconds())
         self.reserved, self._end = self._size, begin + step
-        if begin < reserved_until:
-            logger.warning(
-                "Publisher %(publisher)r: messages are reserved for the next %(seconds)s s, which is longer than any "
-                "relay reserves. The clock of database %(database)r went back, or RATE_LIMIT was raised. The limit "
-                "starts again now.",
-                event="relay.rate_limit_reset",
-                publisher=self._publisher_alias,
-                database=self._using,
-                seconds=round((reserved_until - now).total_seconds()),
-            )
         return 0.0
 
     def look_for_work(self) -> bool:

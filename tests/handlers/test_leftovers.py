@@ -216,4 +216,4 @@ def test_a_function_on_commit_that_returns_a_generator_is_logged(using: str, cap
     put(1, using)
     drain(using)
     assert states(using) == [Status.PROCESSED]
-    assert "A function given to on_commit() returned a generator, which nothing runs" in caplog.text
+    assert "returned a generator, which nothing runs" in caplog.text

@@ -163,7 +163,7 @@ def test_a_search_that_must_end_before_the_broker_responded_is_an_outage():
     assert outcomes[0].error == "Indigestible: id 0"
 
 
-def test_each_class_of_exceptions_is_logged_once_with_ids(caplog: pytest.LogCaptureFixture):
+def test_the_exception_of_a_batch_is_logged_once_with_ids(caplog: pytest.LogCaptureFixture):
     isolate(Receiver({10, 500}).publish, [make_message("t", b'"secret"', id=n) for n in range(1000)])
     (record,) = caplog.records
     assert record.levelno == logging.ERROR

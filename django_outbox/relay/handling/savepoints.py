@@ -13,7 +13,7 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.db.errors import may_pass, shows_conflict
 from django_outbox.db.transactions import Savepoint, TransactionBroken, is_usable
 from django_outbox.exceptions import TransactionTimeout
-from django_outbox.handlers.publisher import HandlersPublisher, NotRun, finish
+from django_outbox.handlers.publisher import HandlersPublisher, finish
 from django_outbox.messages import (
     ACCEPTED,
     MAX_ERROR_LENGTH,
@@ -263,10 +263,6 @@ class Savepoints:
         for hook in hooks:
             try:
                 finish(hook())
-            except NotRun as error:
-                logger.error(
-                    "A function given to on_commit() %(reason)s.", event="relay.on_commit_failed", reason=error
-                )
             except BaseException as error:
                 raise_interrupt(error)
                 logger.error(

@@ -13,7 +13,6 @@ from django_outbox.messages import (
     Message,
     Outcome,
     OutcomeKind,
-    class_path,
     unanswered,
 )
 from django_outbox.utils.logs import logger
@@ -62,7 +61,6 @@ class Isolation:
         self._broker_responds = False
         self._reason = ""
         self._is_cut = False
-        self._logged_classes: set[str] = set()
 
     def run(self, first: CallResult, may_not_begin: Callable[[], bool] = lambda: False) -> list[Outcome]:
         """Publish until every message has an outcome, there is an outage, or no further call may begin.
@@ -83,6 +81,8 @@ class Isolation:
                 break
             batch = [self._messages[index] for index in part]
             outcomes, error = call_publisher(self._publish, batch) if calls else first
+            if error is not None and not calls:
+                self._log(error)
             if self._record(part, outcomes, error):
                 return self._result()
             if error is not None and not self._broker_responds and calls + 1 == max_calls:
@@ -135,11 +135,9 @@ class Isolation:
             self._broker_responds = True
             self._culprits |= self._suspects
             self._suspects.clear()
-        if error is not None:
-            self._log(error, part)
-            if not outage:
-                self._reason = self._reason or _describe(error)
-                self._split([index for index in part if self._outcomes[index] is None], error)
+        if error is not None and not outage:
+            self._reason = self._reason or _describe(error)
+            self._split([index for index in part if self._outcomes[index] is None], error)
         return outage
 
     def _split(self, part: list[int], error: BaseException) -> None:
@@ -149,21 +147,17 @@ class Isolation:
             half = len(part) // 2
             self._parts += [part[:half], part[half:]]
 
-    def _log(self, error: BaseException, part: list[int]) -> None:
-        """Log each class of exceptions once per batch, because it recurs with each part."""
-        kind = class_path(error)
-        if kind not in self._logged_classes:
-            self._logged_classes.add(kind)
-            first, last = self._messages[part[0]].id, self._messages[part[-1]].id
-            logger.error(
-                f"Publisher %(publisher)r raised an exception for {counted(len(part), 'message')} (ids {first} to "
-                f"{last}); publishing in parts to isolate the cause: %(reason)s",
-                exc_info=None if isinstance(error, BatchRefused) else error,
-                event="relay.publisher_raised",
-                publisher=self._publisher_alias,
-                count=len(part),
-                reason=_describe(error),
-            )
+    def _log(self, error: BaseException) -> None:
+        first, last = self._messages[0].id, self._messages[-1].id
+        logger.error(
+            f"Publisher %(publisher)r raised an exception for {counted(len(self._messages), 'message')} (ids {first} "
+            f"to {last}); publishing in parts to isolate the cause: %(reason)s",
+            exc_info=None if isinstance(error, BatchRefused) else error,
+            event="relay.publisher_raised",
+            publisher=self._publisher_alias,
+            count=len(self._messages),
+            reason=_describe(error),
+        )
 
 
 def _find_predecessors(messages: Sequence[Message]) -> list[int | None]:
