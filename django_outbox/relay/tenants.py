@@ -253,8 +253,9 @@ class Tenants:
             return
         try:
             self._wake(self._store.find_due_schemas(names, aliases))
-        except (ProgrammingError, OperationalError) as problem:
-            # A schema was deleted or is locked, or a table or a right is missing in some, which their turns report.
+        except (ProgrammingError, OperationalError):
+            # A schema was deleted or is locked, the server has no room for so many locks, or a table or a right is
+            # missing in some, which their turns report.
             self._list()
             for name in [*self._schemas]:
                 try:
@@ -266,9 +267,6 @@ class Tenants:
                     if not shows_conflict(error):
                         raise
                     self._unreadable.add(name)
-            if isinstance(problem, OperationalError) and not shows_conflict(problem):
-                # For example, the server has no room for the locks. This is logged.
-                raise
 
     def _hear(self, notified: Set[tuple[str, str]] | None) -> None:
         """Give turns to the schemas that were notified, and listen to new ones."""

@@ -165,19 +165,14 @@ def test_a_tenant_with_many_messages_does_not_delay_the_others_more_and_more(man
 
 
 RELAY = """
-import logging
 import threading
 import time
 from unittest import mock
-from django.db import OperationalError
 from django.test import override_settings
-from django_outbox import OutboxMessage
 from django_outbox.exceptions import OutboxError
 from django_outbox.relay import Relay
 from django_outbox.relay.delivery import Delivery
 from django_outbox.relay.rate_limits import RateLimiter
-from django_outbox.stores.postgresql import PostgreSQLStore
-from django_tenants.utils import schema_context
 
 def run_until(condition):
     def stop():
@@ -190,35 +185,6 @@ def run_until(condition):
         threading.Thread(target=stop).start()
         relay.run_for_tenants()
 """
-
-EXHAUSTED = f"""{RELAY}
-def pending(schema):
-    with schema_context(schema):
-        return OutboxMessage.objects.pending().count()
-
-lines, handler, find = [], logging.Handler(), PostgreSQLStore.find_due_schemas
-handler.emit = lambda record: lines.append(record.getMessage())
-logging.getLogger("django_outbox").addHandler(handler)
-
-def find_few(store, schemas, publishers):
-    if len(schemas) > 1:
-        raise OperationalError("out of shared memory")
-    return find(store, schemas, publishers)
-
-with mock.patch.object(PostgreSQLStore, "find_due_schemas", find_few):
-    run_until(lambda: "out of shared memory" in str(lines) and not pending("t1") and not pending("t2"))
-logging.getLogger("django_outbox").removeHandler(handler)
-print(*lines, sep="\\n")
-"""
-
-
-def test_a_look_that_fails_for_many_schemas_is_logged_and_made_for_each(manage: Project):
-    enqueue(manage, "t1", "t2")
-    output = manage.do(EXHAUSTED)
-    assert output.count("OperationalError: out of shared memory") == 1, output
-    assert delivered(manage, "t1")
-    assert delivered(manage, "t2")
-
 
 CRASHING = f"""{RELAY}
 released, run, release = [], Delivery.run, RateLimiter.release
