@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -230,8 +230,7 @@ class HandlersPublisher(Publisher):
             context.run(_database.set, using)
             context.run(attribution.set, {**attribution.get(), "cause": message.message_id})
             call = partial(context.run, function, event, message, *error)
-            noting = partial(self._noting, found.name, message.id)
-            with noting(), _keeping_context(context, using, noting):
+            with self._noting(found.name, message.id), _keeping_context(context, using):
                 if seconds is None:
                     return context.run(finish, call())
                 began = time.monotonic()
@@ -337,24 +336,14 @@ def _read_header(message: Message) -> dict[str, str] | None:
 
 
 @contextmanager
-def _keeping_context(
-    context: contextvars.Context, using: str, noting: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    """Let the functions that are given to `transaction.on_commit` run in the context of the handler, and its trace.
-
-    Args:
-        noting: notes that a function runs.
-    """
+def _keeping_context(context: contextvars.Context, using: str) -> Iterator[None]:
+    """Let the functions that are given to `transaction.on_commit` run in the context of the handler, and its trace."""
     connection = connections[using]
     first = len(connection.run_on_commit)
     yield
 
     def keep(hook: Callable[[], object]) -> Callable[[], Any]:
-        def run() -> Any:
-            with noting():
-                return context.run(lambda: finish(hook()))
-
-        return run
+        return lambda: context.run(lambda: finish(hook()))
 
     found = connection.run_on_commit[first:]
     connection.run_on_commit[first:] = [(entry[0], keep(entry[1]), *entry[2:]) for entry in found]

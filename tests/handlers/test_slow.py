@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import transaction
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -30,7 +29,7 @@ LEASED = {**HANDLERS, "OPTIONS": {"transaction": False}}
 
 @pytest.mark.parametrize(
     ("using", "place"),
-    [*((using, "handler") for using in ALIASES), ("postgresql", "fallback"), ("postgresql", "on_commit")],
+    [*((using, "handler") for using in ALIASES), ("postgresql", "fallback")],
 )
 def test_a_running_relay_names_the_handler_in_every_view(using: str, place: str, admin_client: Client):
     done = threading.Event()
@@ -42,9 +41,6 @@ def test_a_running_relay_names_the_handler_in_every_view(using: str, place: str,
     def send(event: Any, message: Message) -> None:
         if place == "handler":
             hang()
-        elif place == "on_commit":
-            with transaction.atomic(using=using):
-                transaction.on_commit(hang, using=using)
         else:
             raise ValueError
 
