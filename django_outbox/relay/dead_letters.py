@@ -47,9 +47,19 @@ def copy_failed(
     copies = [_copy(message, outcome, publisher_alias, failed_at) for message, outcome in failed]
     outcomes, error = call_publisher(dead_letters.publish, copies)
     accepted = {copy.id for copy, outcome in zip(copies, outcomes, strict=True) if outcome is ACCEPTED}
-    missing = [copy for copy in copies if copy.id not in accepted]
-    if missing:
-        _log_missing(dead_letters, missing, outcomes, error)
+    if missing := [copy.id for copy in copies if copy.id not in accepted]:
+        reasons = (outcome.error for outcome in outcomes if outcome is not None and outcome is not ACCEPTED)
+        logger.error(
+            "The dead-letter publisher %r did not accept %s of failed messages (%s). First error: %s",
+            dead_letters.alias,
+            counted(len(missing), "copy", "copies"),
+            some_ids(missing),
+            next(reasons) if error is None else describe(error),
+            exc_info=error,
+            event="relay.dead_letters_lost",
+            publisher=dead_letters.alias,
+            count=len(missing),
+        )
     return accepted
 
 
@@ -62,23 +72,3 @@ def _copy(message: Message, outcome: Outcome, publisher_alias: str, failed_at: s
         "outbox-failed-at": failed_at,
     }
     return message._replace(headers={**message.headers, **reason})
-
-
-def _log_missing(
-    dead_letters: Publisher,
-    copies: Sequence[Message],
-    outcomes: Sequence[Outcome | None],
-    error: BaseException | None,
-) -> None:
-    reasons = (outcome.error for outcome in outcomes if outcome is not None and outcome is not ACCEPTED)
-    logger.error(
-        "The dead-letter publisher %r did not accept %s of failed messages (%s). First error: %s",
-        dead_letters.alias,
-        counted(len(copies), "copy", "copies"),
-        some_ids(copy.id for copy in copies),
-        next(reasons) if error is None else describe(error),
-        exc_info=error,
-        event="relay.dead_letters_lost",
-        publisher=dead_letters.alias,
-        count=len(copies),
-    )

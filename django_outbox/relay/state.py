@@ -65,16 +65,7 @@ class Tally:
         return self.processed + self.failed + self.retried
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
-            self.claimed + other.claimed,
-            self.size + other.size,
-            self.processed + other.processed,
-            self.failed + other.failed,
-            self.retried + other.retried,
-            self.unanswered + other.unanswered,
-            self.blocked + other.blocked,
-            self.unreadable + other.unreadable,
-        )
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
 class Budget:

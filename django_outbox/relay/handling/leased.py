@@ -1,8 +1,7 @@
 """Deliver messages one at a time, each outside of a transaction, under a lease that is renewed while the work lasts."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 from django.db import DatabaseError, Error, connections
@@ -116,14 +115,15 @@ class LeasedDeliverer:
     def _store(self, batch: Batch, renewer: "_LeaseRenewer", result: Result) -> DeliveryResult:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         message, source = renewer.message, self._phases.source
-        with renewer.pausing() as lease:
-            claiming = self._savepoints.committing(source.table.claim_leased(message, lease))
+        # The transaction that settles the message locks the lease, so it is not renewed meanwhile.
+        with renewer.lock:
+            claiming = self._savepoints.committing(source.table.claim_leased(message, renewer.lease))
             with batch.within(claiming) as claim:
                 if claim.messages:
                     if result is ACCEPTED:
                         result = self._savepoints.run(message, lambda using: self._record_success(message, using))
                     decisions = self._savepoints.decide(message, result)
-                    lease.end(as_it_was=not decisions.settlement.count)
+                    renewer.lease.end(as_it_was=not decisions.settlement.count)
                 else:
                     renewer.report_lost("its result is discarded")
                     source.rewind()
@@ -144,6 +144,7 @@ class _LeaseRenewer:
     for SQLite's memory, which other threads do not see.
 
     Attributes:
+        lock: held during a renewal.
         has_ended: whether the lease was ended with the settlement of the message.
     """
 
@@ -154,7 +155,7 @@ class _LeaseRenewer:
         self._publisher_alias = publisher_alias
         self._source = source
         self._using = source.using
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=like_caller(self._run), name="outbox-lease", daemon=True)
 
@@ -169,24 +170,18 @@ class _LeaseRenewer:
         if self._thread.is_alive():
             self._thread.join(RETRY_INTERVAL)
         if not self.has_ended:
-            with suppress(Error), self._lock:
+            with suppress(Error), self.lock:
                 self.lease.end()
 
     def keep(self) -> bool:
         """Renew the lease if it may have ended, because the process was stopped; return whether it was kept."""
         if not self.lease.may_have_ended:
             return True
-        with self._lock:
+        with self.lock:
             if self._source.table.renew(self.lease):
                 return True
         self.report_lost("it is not handled here")
         return False
-
-    @contextmanager
-    def pausing(self) -> Iterator[Lease]:
-        """Renew nothing until the context ends, because the transaction that settles the message locks the lease."""
-        with self._lock:
-            yield self.lease
 
     def report_lost(self, consequence: str) -> None:
         logger.error(
@@ -203,7 +198,7 @@ class _LeaseRenewer:
         wait = interval
         with own_connection(self._using):
             while not self._ended.wait(wait):
-                with self._lock:
+                with self.lock:
                     if self._ended.is_set():
                         return
                     wait = interval if self._renew() else min(RETRY_INTERVAL, interval)
