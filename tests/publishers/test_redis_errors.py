@@ -30,6 +30,7 @@ def server(own_server: RedisServer) -> Iterator[RedisServer]:
     yield own_server
     for name, value in DEFAULTS.items():
         own_server.client.config_set(name, value)
+    own_server.client.replicaof("NO", "ONE")
     own_server.client.flushall()
 
 
@@ -52,6 +53,17 @@ def test_a_server_that_refuses_every_write_is_an_outage(server, publisher, setti
     assert text in outcomes[0].error
     server.client.config_set(setting, DEFAULTS[setting])
     assert publisher.publish([make_message("s")]) == [ACCEPTED]
+
+
+def test_a_replica_is_an_outage(server, publisher):
+    server.client.replicaof("127.0.0.1", 1)
+    (outcome,) = publisher.publish([make_message("s")])
+    assert outcome.kind is OutcomeKind.UNANSWERED
+    assert "READONLY You can't write against a read only replica" in outcome.error
+    # The address may lead to another server after a failover, so the next batch connects again.
+    connected = server.client.info("stats")["total_connections_received"]
+    publisher.publish([make_message("s")])
+    assert server.client.info("stats")["total_connections_received"] == connected + 1
 
 
 def test_a_login_that_is_refused_is_an_outage(server):
