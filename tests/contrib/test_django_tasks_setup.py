@@ -20,7 +20,7 @@ from django_outbox.models import OutboxMessage
 from django_outbox.retention import purge as purge_module
 from django_outbox.retention.discarding import discard
 from django_outbox.retention.purge import purge
-from django_outbox.testing import OutboxTestMixin
+from django_outbox.testing import drain
 from tests.conftest import ALIASES
 from tests.support.project_files import ROOT
 from tests.support.waiting import eventually
@@ -195,7 +195,7 @@ class TestRetention:
 
 
 @pytest.mark.usefixtures("configured")
-class UsersTests(OutboxTestMixin, TestCase):
+class UsersTests(TestCase):
     """A user's test case."""
 
     def test_a_task_runs_within_the_tests_transaction(self) -> None:
@@ -207,7 +207,7 @@ class UsersTests(OutboxTestMixin, TestCase):
         task_finished.connect(receive)
         result = add.enqueue(1, 2)
         with self.captureOnCommitCallbacks(execute=True):
-            self.outbox.drain()
+            drain()
         task_finished.disconnect(receive)
         result.refresh()
         assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 3)

@@ -10,12 +10,19 @@ from django.db import transaction
 from django.test import TestCase, override_settings
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.brokers import memory
 from django_outbox.exceptions import TransactionForbidden, TransactionRequired
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
-from django_outbox.testing import Outbox, OutboxTestMixin
+from django_outbox.testing import (
+    Outbox,
+    OutboxTestMixin,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+)
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
@@ -121,12 +128,20 @@ class OutboxTests(OutboxTestMixin, TestCase):
 
 
 @pytest.mark.django_db
+def test_functions_see_all_messages_of_the_table():
+    place_order(7)
+    assert assert_enqueued("order.created", id=7).key == "order-7"
+    assert_not_enqueued("order.created", id=8)
+    assert len(drain().processed) == 1
+    assert [message.key for message in memory.published] == ["order-7"]
+
+
+@pytest.mark.django_db
 def test_an_outbox_has_only_what_was_enqueued_since():
     place_order(7)
     later = Outbox()
     place_order(8)
     assert [message.key for message in later.messages] == ["order-8"]
-    assert [message.key for message in Outbox(after=0).messages] == ["order-7", "order-8"]
 
 
 def test_the_fixture_replaces_the_publishers(outbox: Outbox):  # noqa: F811

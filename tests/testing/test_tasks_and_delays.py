@@ -14,7 +14,7 @@ from django.test import override_settings
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.celery import OutboxTask
 from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
-from django_outbox.testing import Outbox
+from django_outbox.testing import Outbox, drain
 from tests.support.celery import app as celery_app
 from tests.support.celery.tools import PUBLISHERS
 from tests.support.ports import free_port
@@ -51,7 +51,7 @@ def test_earlier_messages_keep_their_delay(outbox: Outbox):  # noqa: F811
     with transaction.atomic():
         enqueue("reminder", 1, delay=60, publisher="celery")
     assert Outbox().drain(delayed=True).processed == ()
-    assert len(outbox.drain(delayed=True).processed) == 1
+    assert len(drain(delayed=True).processed) == 1
 
 
 def test_a_call_is_found_by_its_arguments(outbox: Outbox, note: Any):  # noqa: F811
