@@ -16,10 +16,10 @@ from django_outbox.monitoring.figures import (
     OutageFigure,
     PausedType,
     PublisherStatus,
-    RelayStatus,
     Status,
     Verdict,
 )
+from tests.support.admin.overview_figures import a_relay
 
 reading: Any = import_module("django_outbox.monitoring.status")
 """The module that reads the figures; the package has a function of its name."""
@@ -92,22 +92,12 @@ def troubled_status(using: str = "default", **changes: Any) -> Status:
             ),
         ),
         relays=(
-            RelayStatus(
+            a_relay(
                 name=f"{SECRET}-host:7",
                 host=f"{SECRET}-host",
-                pid=7,
                 version="1",
-                mode="run",
-                workers=1,
                 publishers={"default": "open"},
-                started_at=NOW,
-                seen_at=NOW,
-                stopped_at=None,
                 seconds_since_seen=1.0,
-                state="running",
-                processed=1,
-                retried=1,
-                failed=1,
             ),
         ),
         verdicts=VERDICTS,
