@@ -162,7 +162,6 @@ def deliver_in_a_loop(pipe: Connection, counts: Any, entry: Mapping[str, Any]) -
 
 
 def peak_megabytes() -> float:
-    """Return the largest memory of this process so far."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) / 1024
 

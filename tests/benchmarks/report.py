@@ -51,7 +51,6 @@ class Report:
         return "\n".join([self.title, "", *lines, "", *self.notes, machine])
 
     def write_json(self, path: Path) -> None:
-        """Write the report, with a dictionary for each row."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         path.write_text(json.dumps(asdict(self) | {"rows": rows}, indent=2) + "\n")
 

@@ -30,7 +30,6 @@ def find_calls() -> list[ast.Call]:
 
 
 def events_of_the_code() -> dict[str, set[str]]:
-    """The fields of each event."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for call in find_calls():
         keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}

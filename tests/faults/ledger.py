@@ -100,7 +100,6 @@ class Ledger:
 
     @property
     def promises(self) -> dict[str, int]:
-        """How often each promise was broken."""
         counts = {promise: self.broken[promise] for promise in Promise}
         counts[Promise.SENT_AGAIN] = max(0, self.sent_again - self.sent_again_bound)
         counts[Promise.NOT_NOTED] = max(0, self.broken[Promise.NOT_NOTED] - self.sent_again_bound)

@@ -76,7 +76,6 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The setting `OUTBOX` of the relays."""
         return {
             "BATCH_SIZE": BATCH_SIZE,
             "POLL_INTERVAL": 0.2,

@@ -265,7 +265,6 @@ class Progress:
         self.arrived = 0
 
     def update(self) -> None:
-        """Read the lines added since the last call."""
         for path, offset in self._offsets.items():
             with path.open("rb") as file:
                 file.seek(offset)

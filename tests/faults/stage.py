@@ -70,7 +70,6 @@ class Stage:
         self.over.wait(seconds)
 
     def some_relay(self, rand: random.Random) -> Place:
-        """Return a relay by chance."""
         return rand.choice(self.relays.all)
 
     def catch_up(self) -> None:

@@ -133,7 +133,6 @@ class Writer:
         return Transaction(messages, rolled_back, many, self.pause() / size)
 
     def pause(self) -> float:
-        """Return a time in seconds to wait, by chance."""
         return self._rand.uniform(0, self._hold) if self._rand.random() < 0.7 else 0.0
 
     def _key(self) -> str:

@@ -116,7 +116,6 @@ def enqueue_and_deliver(publisher: dict[str, Any]) -> None:
 
 
 def run(outbox: dict[str, Any], topic: str) -> list[dict[str, Any]]:
-    """Run the shop, and return its spans."""
     program = Path(sys.executable).with_name("opentelemetry-instrument")
     name = connections[USING].settings_dict["NAME"]
     ended = subprocess.run(

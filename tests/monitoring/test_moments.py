@@ -123,7 +123,6 @@ def type() -> Iterator[str]:
 
 @pytest.fixture
 def proxy(settings: Any) -> Iterator[Proxy]:
-    """A proxy to Redis, which the settings name."""
     with Proxies() as proxies:
         opened = proxies.open(REDIS_PORT)
         settings.OUTBOX = outbox_of(opened.port)
@@ -220,7 +219,6 @@ def code_of(sentence: str) -> str:
 
 
 def reported(fate: str) -> int:
-    """Return the number of relays that have reported deliveries."""
     return Heartbeat.objects.using(FATES[fate].using).filter(processed__gt=0).count()
 
 

@@ -50,7 +50,6 @@ def write(using: str = "default", **fields: Any) -> OutboxMessage:
 
 
 def deliver(scripted: Script, using: str = "default") -> list[Message]:
-    """Deliver a batch, and return what was published."""
     with Relay(using=using) as relay:
         relay.deliver_once()
     return scripted.batches[-1]

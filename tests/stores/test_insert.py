@@ -31,7 +31,6 @@ def content(payload: Any = 1, **values: Any) -> NewMessage:
 
 
 def insert(using: str, *messages: NewMessage) -> list[str]:
-    """Insert messages, and return the IDs of the new ones."""
     store = get_store(connections[using])
     with transaction.atomic(using=using):
         return store.insert([new_row(each, each.text, store) for each in messages])

@@ -46,7 +46,6 @@ class Table(ClaimQueries):
         return self.due() - self.foreign
 
     def due(self) -> set[int]:
-        """The partitions whose heads are due."""
         partitions = {number for number, _ in self.messages.values()}
         return {number for number in partitions if self.messages[self.head(number)][1] <= self.clock.now}
 
@@ -108,7 +107,6 @@ class Worker:
         return len(rows)
 
     def take(self, name: str, partition: int, seconds: float) -> None:
-        """Take a step of a schedule."""
         table, clock = self.table, self.table.clock
         steps: dict[str, Callable[[], object]] = {
             "write": lambda: table.write(partition, clock.now + seconds),
@@ -274,7 +272,6 @@ def put_waiting(using: str) -> None:
 
 
 def put_each(using: str, name: str, **fields: Any) -> None:
-    """A message for each of many keys."""
     made = [OutboxMessage(key=f"{name} {n}", **{"type": "t", "payload": n, **fields}) for n in range(WAITING // 2)]
     with transaction.atomic(using=using):
         enqueue_many(made, using=using)

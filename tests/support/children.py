@@ -128,7 +128,6 @@ class Child:
         return self._process.poll()
 
     def tail(self, lines: int = 15) -> str:
-        """Return the end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def send(self, number: signal.Signals) -> None:

@@ -184,7 +184,6 @@ class Database:
         return self.count("available_at IS NOT NULL") - len(free)
 
     def empty(self) -> None:
-        """Delete the orders and the messages."""
         for table in TABLES:
             self.rows(f"DELETE FROM {table}")
 

@@ -37,7 +37,6 @@ def effects(using: str) -> list[str]:
 
 
 def drain(using: str) -> None:
-    """Deliver until nothing is due."""
     with Relay(using=using, limits=QUICK) as relay:
         relay.drain(max_seconds=30)
 
@@ -48,7 +47,6 @@ def deliver_once(using: str) -> None:
 
 
 def drain_all(using: str) -> None:
-    """Deliver until no message is pending."""
     for _ in range(100):
         OutboxMessage.objects.using(using).retry_now()
         drain(using)

@@ -36,7 +36,6 @@ def flush_quickly() -> None:
 
 
 def prepare(connection: BaseDatabaseWrapper) -> None:
-    """Keep a session open for flushing."""
     if connection.vendor != "sqlite":
         _sessions[connection.alias] = connection.copy()
 

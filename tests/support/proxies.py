@@ -110,7 +110,6 @@ class Proxy:
         return len(self._writers) // 2
 
     async def listen(self) -> None:
-        """Begin to accept connections."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -152,7 +151,6 @@ class Proxy:
         self._held_after = after
 
     def resume(self) -> None:
-        """Let everything through again."""
         self._held_after = None
 
     def end_connections(self) -> None:

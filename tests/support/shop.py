@@ -46,12 +46,10 @@ class Process:
         return self._process.poll() is None
 
     def send(self, *signals: signal.Signals) -> None:
-        """Send signals, one after the other."""
         for each in signals:
             self._process.send_signal(each)
 
     def wait(self) -> int:
-        """Wait until it ends and return its exit code."""
         return self._process.wait(PATIENCE)
 
     def stop(self) -> None:

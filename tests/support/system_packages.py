@@ -83,12 +83,10 @@ def install(*packages: str, purpose: str) -> bool:
 
 
 def missing_packages(*packages: str) -> list[str]:
-    """Return those of the packages that are not installed."""
     return [package for package in packages if not _installed(package)]
 
 
 def can_install() -> bool:
-    """Return whether this user may install packages here."""
     return bool(shutil.which("apt-get")) and root_prefix() is not None
 
 

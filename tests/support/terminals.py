@@ -62,7 +62,6 @@ class TerminalProcess:
         os.write(self._keyboard, key)
 
     def close(self) -> None:
-        """Kill the process and its children if they still run."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)

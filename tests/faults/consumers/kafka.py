@@ -42,7 +42,6 @@ def read(servers: str, journals: Journals) -> None:
 
 
 def read_batch(consumer: Consumer, journals: Journals, positions: Positions) -> None:
-    """Note the next records."""
     noted: dict[str, int] = {}
     for record in consumer.consume(COUNT, 0.2):
         error = record.error()

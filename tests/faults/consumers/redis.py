@@ -38,7 +38,6 @@ class Noted:
         self._ids: dict[str, list[str]] = {}
 
     def take(self, journals: Journals, positions: dict[Any, Any], *, again: bool) -> int:
-        """Note the next entries, and return how many there were."""
         count = 0
         answer: Any = self._client.xreadgroup(GROUP, NAME, positions, count=COUNT, block=100)
         for stream, entries in answer or ():

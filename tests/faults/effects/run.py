@@ -101,7 +101,6 @@ class Run:
         return self._count(time.monotonic() - began)
 
     def end(self) -> None:
-        """Kill the relays that are left."""
         for pid in [*self._running]:
             self._kill(pid)
 
@@ -209,7 +208,6 @@ def drain() -> None:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """Do something in another process, and return its id."""
     pid = os.fork()
     if pid:
         return pid

@@ -56,7 +56,6 @@ class Death(BaseException):
 
 
 def settlement(hand: Hand) -> Settlement:
-    """Return the settlement of a published batch."""
     found = Settlement()
     for entry, outcome in hand.outcomes.items():
         if outcome is Outcome.ACCEPTED:

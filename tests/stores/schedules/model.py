@@ -145,7 +145,6 @@ class Model:
                     raise Violation(f"order: {entry} was committed after {later}, although both locked their key")
 
     def rolled_back(self, entries: Iterable[Entry]) -> None:
-        """Forget written messages."""
         for entry in entries:
             # SQLite gives the id to the next message.
             entry.state, entry.id = State.GONE, -entry.number
@@ -155,7 +154,6 @@ class Model:
         return sorted((entry for entry in self.entries if key and entry.key == key), key=lambda entry: entry.id)
 
     def in_state(self, *states: State) -> list[Entry]:
-        """Return the messages in one of these states."""
         return [entry for entry in self.entries if entry.state in states]
 
     def blocker(self, entry: Entry) -> Entry | None:

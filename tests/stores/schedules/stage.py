@@ -101,11 +101,9 @@ class Stage:
             return list(cursor.fetchall()) if cursor.description else []
 
     def rows(self) -> dict[int, Row]:
-        """Return the committed rows by id."""
         return {id: Row(state, attempts, bool(blocks)) for id, state, attempts, blocks in self.fetch(ROWS)}
 
     def reset(self) -> None:
-        """Empty the table."""
         self.errors.count = 0
         self.clock.now = START
         self.fetch("DELETE FROM django_outbox_outboxmessage")

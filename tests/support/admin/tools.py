@@ -55,7 +55,6 @@ def text(response: Any) -> str:
 
 
 def statuses(using: str = "default") -> dict[int, Status]:
-    """The state of every message, by id."""
     return {message.pk: message.status for message in OutboxMessage.objects.using(using)}
 
 

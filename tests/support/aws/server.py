@@ -37,7 +37,6 @@ def endpoint_url() -> str:
 
 
 def address(url: str = "") -> tuple[str, int]:
-    """Return the host and the port of a server."""
     parts = urlsplit(url or endpoint_url())
     return parts.hostname or "127.0.0.1", parts.port or 80
 

@@ -152,7 +152,6 @@ class _Response:
             self._address()
 
     def _address(self) -> None:
-        """A broker's id, host and port."""
         (id,) = struct.unpack(">i", self._take(4))
         if id not in self._ports:
             self._string()

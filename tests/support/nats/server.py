@@ -37,7 +37,6 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     def reload(self, config: str) -> None:
-        """Change the configuration while it runs."""
         assert self._process is not None
         log = self._home / "log"
         count = log.read_text().count(RELOADED)

@@ -89,7 +89,6 @@ class Node:
         self._process = self._nursery.start(self.name, [program], environment=self._environment)
 
     def wait(self) -> None:
-        """Wait until it lets a client in."""
         assert self._process is not None
 
         def log_in() -> None:
