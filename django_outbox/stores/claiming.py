@@ -24,7 +24,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from django_outbox.stores.timeline import (
@@ -187,7 +186,6 @@ class ClaimQueries(abc.ABC):
         """
 
 
-@dataclass(slots=True)
 class TimeCursor:
     """The position at which reads of an index by time continue.
 
@@ -199,20 +197,17 @@ class TimeCursor:
         swept: whether the last read was a sweep, which leaves nothing out.
     """
 
-    max_interval: float = field(default_factory=lambda: MAX_SWEEP_INTERVAL)
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
-    at: Any = field(default=None, init=False)
-    swept: bool = field(default=True, init=False)
-    _throttle: Throttle = field(init=False, repr=False)
-    _sweep_began: float | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._throttle = Throttle(CHEAP_SWEEP, self.max_interval, clock=self.clock)
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_interval: float = MAX_SWEEP_INTERVAL) -> None:
+        self.at: Any = None
+        self.swept = True
+        self._clock = clock
+        self._throttle = Throttle(CHEAP_SWEEP, max_interval, clock=clock)
+        self._sweep_began: float | None = None
 
     def start(self) -> Any:
         """Return where to read from: the position, or None for a sweep."""
         self.swept = self.at is None or self._throttle.is_open
-        self._sweep_began = self.clock() if self.swept else None
+        self._sweep_began = self._clock() if self.swept else None
         return None if self.swept else self.at
 
     def advance(self, rows: int, at: Any) -> None:
@@ -222,7 +217,7 @@ class TimeCursor:
             rows: how many rows were read; without any the position stays.
         """
         if self._sweep_began is not None:
-            self._throttle.spend(self.clock() - self._sweep_began - CHEAP_ROW * rows)
+            self._throttle.spend(self._clock() - self._sweep_began - CHEAP_ROW * rows)
             self._sweep_began = None
         if rows:
             self.at = at
@@ -237,7 +232,6 @@ class TimeCursor:
         self._throttle.reset()
 
 
-@dataclass(slots=True)
 class Cursor:
     """Reads the messages of a worker's claims, and keeps its position: in the partitions, and among unkeyed messages.
 
@@ -253,28 +247,22 @@ class Cursor:
         caught_up: whether the last claim has read all that was due, although it found something.
     """
 
-    # The random start spreads load; it is not a secret.
-    after: int = field(default_factory=lambda: random.randrange(LAST_PARTITION))  # noqa: S311
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
-    unkeyed: TimeCursor = field(init=False)
-    keyed_first: bool = field(default=False, init=False)
-    spare_offset: int = field(default=0, init=False)
-    timeline: Timeline | None = field(default=None, init=False)
-    caught_up: bool = field(default=False, init=False)
-    _steps: int = field(default=FEW, init=False)
-    _heads: Throttle = field(init=False, repr=False)
-    _looks: Throttle = field(init=False, repr=False)
-    _complete: bool = field(default=False, init=False)
-    _covered: bool = field(default=False, init=False)
-    _spares: bool = field(default=True, init=False)
-    # Where the rounds through all partitions began: of the listing in hand, and of the one that the next finishes.
-    _round_start: int = field(default=0, init=False)
-    _unfinished_round: int | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.unkeyed = TimeCursor(clock=self.clock)
-        self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=self.clock)
-        self._looks = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=self.clock)
+    def __init__(self, after: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        # The random start spreads load; it is not a secret.
+        self.after = random.randrange(LAST_PARTITION) if after is None else after  # noqa: S311
+        self.unkeyed = TimeCursor(clock, MAX_SWEEP_INTERVAL)
+        self.keyed_first = self.caught_up = False
+        self.spare_offset = 0
+        self.timeline: Timeline | None = None
+        self._clock = clock
+        self._steps = FEW
+        self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=clock)
+        self._looks = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=clock)
+        self._complete = self._covered = False
+        self._spares = True
+        # Where the rounds through all partitions began: of the listing in hand, and of the one that the next finishes.
+        self._round_start = 0
+        self._unfinished_round: int | None = None
 
     # For the relay.
 
@@ -344,9 +332,9 @@ class Cursor:
         """
         if not (self.exhausted and self.timeline is None and self._looks.is_open):
             return False
-        began = self.clock()
+        began = self._clock()
         has_due = store.has_due(publisher)
-        self._looks.spend(self.clock() - began)
+        self._looks.spend(self._clock() - began)
         return not has_due
 
     @property
@@ -445,7 +433,7 @@ class Cursor:
         With `spare`, some slots are left to other relays, not the same ones as by the last listing. The next listing is
         put off by the time that this one wastes on heads that are not due.
         """
-        began = self.clock()
+        began = self._clock()
         self._round_start = self.after if self._unfinished_round is None else self._unfinished_round
         self._complete = self._covered = False
         slots_met = slots_before = self.spare_offset if spare and self._spares else NONE_SPARED
@@ -471,12 +459,12 @@ class Cursor:
         self._steps = steps
         wasted = steps - len(owned)
         if wasted:
-            self._heads.spend((self.clock() - began) * wasted / steps)
+            self._heads.spend((self._clock() - began) * wasted / steps)
         self._complete = self._covered and not owned
         self._unfinished_round = None if owned or self._complete else self._round_start
         self._spares = self._spares or self._complete
         if wasted >= MANY_WAITING and steps >= WASTEFUL * len(owned):
-            self.timeline = Timeline(self.clock)
+            self.timeline = Timeline(self._clock)
         if self.complete and slots_met > slots_before and spare:
             # The only free slot is the one that it has spared.
             return self.own_partitions(store, publisher, limit=limit, spare=False)

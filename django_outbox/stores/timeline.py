@@ -11,10 +11,8 @@ is found by a sweep: a listing of all heads in small pieces, which takes a hundr
 no breaks, because it finds all that was due before.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django_outbox.utils.rates import Throttle
@@ -63,7 +61,6 @@ class Piece(NamedTuple):
     rows: int
 
 
-@dataclass(slots=True)
 class Timeline:
     """The position of one worker in the order of due times, and the partitions that it keeps in mind.
 
@@ -74,29 +71,19 @@ class Timeline:
         over: whether a sweep has met so few messages that heads can be listed again.
     """
 
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
-    place: Any = None
-    swept_to: int = 0
-    complete: bool = False
-    over: bool = False
-    _places: deque[tuple[float, Any]] = field(default_factory=deque)
-    # Partitions to look up, in this order; partitions that other relays have are looked up without haste.
-    _ready: dict[int, None] = field(default_factory=dict)
-    _busy: dict[int, None] = field(default_factory=dict)
-    _overlaps: Throttle = field(init=False, repr=False)
-    _sweeps: Throttle = field(init=False, repr=False)
-    _began: float = 0.0
-    _overlapping: bool = False
-    _more: bool = False
-    _swept_once: bool = False
-    _sweep_now: bool = False
-    _swept_at: float = 0.0
-    _swept_rows: int = 0
-    _found: bool = False
-
-    def __post_init__(self) -> None:
-        self._overlaps = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=self.clock)
-        self._sweeps = Throttle(0.0, MAX_SWEEP_INTERVAL, clock=self.clock, sparing=SWEEP_SPARING)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.place: Any = None
+        self.swept_to = self._swept_rows = 0
+        self.complete = self.over = False
+        self._clock = clock
+        self._places: deque[tuple[float, Any]] = deque()
+        # Partitions to look up, in this order; partitions that other relays have are looked up without haste.
+        self._ready: dict[int, None] = {}
+        self._busy: dict[int, None] = {}
+        self._overlaps = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=clock)
+        self._sweeps = Throttle(0.0, MAX_SWEEP_INTERVAL, clock=clock, sparing=SWEEP_SPARING)
+        self._began = self._swept_at = 0.0
+        self._overlapping = self._more = self._swept_once = self._sweep_now = self._found = False
 
     @property
     def lags(self) -> bool:
@@ -116,7 +103,7 @@ class Timeline:
         """
         if self.place is None or place < self.place:
             self.place = place
-            self._places = deque([(self.clock(), place)])
+            self._places = deque([(self._clock(), place)])
 
     @property
     def may_read(self) -> bool:
@@ -124,7 +111,7 @@ class Timeline:
         return len(self._ready) < MAX_KNOWN
 
     def start(self) -> Any:
-        self._began = self.clock()
+        self._began = self._clock()
         # A read that was cut continues where it ended.
         if not self._more:
             self._overlapping = self._overlaps.is_open
@@ -132,7 +119,7 @@ class Timeline:
 
     def advance(self, rows: Sequence[Fresh]) -> None:
         """Move behind what was read, and keep its partitions in mind."""
-        now = self.clock()
+        now = self._clock()
         if self._overlapping:
             self._overlaps.spend(now - self._began)
         self._more = len(rows) >= MAX_ROWS
@@ -156,16 +143,16 @@ class Timeline:
             return False
         if not self._swept_once or self._sweep_now:
             return True
-        overdue = self.clock() - self._swept_at >= MAX_SWEEP_INTERVAL
+        overdue = self._clock() - self._swept_at >= MAX_SWEEP_INTERVAL
         return self._sweeps.is_open and (overdue or not self._ready)
 
     def begin_piece(self) -> None:
-        self._swept_at = self.clock()
+        self._swept_at = self._clock()
         self._sweep_now = False
 
     def end_piece(self, piece: Piece) -> None:
         """Move behind a piece of a sweep, and keep in mind the partitions with a due head."""
-        self._sweeps.spend(self.clock() - self._swept_at)
+        self._sweeps.spend(self._clock() - self._swept_at)
         # What a read has found may be behind a head that waits.
         self._found = self._found or any(partition not in self._busy for partition in piece.due)
         self._know(piece.due)

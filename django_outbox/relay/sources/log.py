@@ -280,11 +280,6 @@ class LogFollower:
         return self._feed is not None
 
     @property
-    def follows(self) -> bool:
-        """Whether the last messages came from the log, not from a listing."""
-        return self._look_at > 0
-
-    @property
     def has_nothing_new(self) -> bool:
         """Whether all that has arrived is settled, and it is not time yet to look whether the log is behind."""
         feed = self._feed

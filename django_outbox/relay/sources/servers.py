@@ -25,7 +25,7 @@ class ServerCheck:
     such a position has not passed become due in the table, and the position begins again.
 
     Attributes:
-        is_checked: whether the position was found to be one of this server in this session.
+        is_checked: whether the position was found to be one of this server; false when a session begins.
     """
 
     def __init__(self, table: TableSource) -> None:
@@ -33,9 +33,6 @@ class ServerCheck:
         self._table = table
         self._server = ""
         self._check_at = 0.0
-
-    def begin_session(self) -> None:
-        self.is_checked = False
 
     def check(self, stream: Stream, position: StoredPosition) -> StoredPosition | None:
         """Return the position, as it is on this server; None while messages of another one are being settled.

@@ -346,7 +346,7 @@ class StreamReader:
         self.passed = max(passed, self.passed or NOTHING, key=lambda passed: Snapshot.read(passed).end)
 
     def _begin_session(self) -> None:
-        self._server.begin_session()
+        self._server.is_checked = False
         self._forget()
         if self._log is not None:
             self._log.begin_session()
