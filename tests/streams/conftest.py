@@ -15,7 +15,7 @@ from tests.support.children import Nursery
 LOG = "log"
 """The alias of the database on this server."""
 
-SETTINGS = {"max_prepared_transactions": "10", "wal_sender_timeout": "2s"}
+SETTINGS = {"wal_sender_timeout": "2s"}
 
 
 @pytest.fixture(scope="package")

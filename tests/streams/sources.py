@@ -48,6 +48,11 @@ def new_log_source(
     return StreamFirst(table, StreamReader(table, streams=True, log=log, limits=given), given), log
 
 
+def follows(log: LogFollower) -> bool:
+    """Return whether the last messages came from the log, and not from a listing."""
+    return log._look_at > 0
+
+
 def deliver(source: StreamFirst, limit: int = 10, publisher: Publisher | None = None) -> DeliveryResult:
     """Deliver one batch, by default to the scripted publisher."""
     phases = Phases(publisher or ScriptedPublisher("default"), source, get_settings())

@@ -13,7 +13,7 @@ from django_outbox.relay.batch import Unsettled
 from django_outbox.relay.sources import LogFollower, StreamFirst
 from django_outbox.relay.sources.log import Feed
 from tests.streams.conftest import LOG, execute
-from tests.streams.sources import new_log_source
+from tests.streams.sources import follows, new_log_source
 from tests.streams.test_schedules import (
     ACTIONS,
     KEYS,
@@ -71,7 +71,7 @@ class LogSchedule(Schedule):
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         super().deliver(relay, limit, outcomes)
-        self.claims["log" if self.log_of(relay).follows else "table"] += 1
+        self.claims["log" if follows(self.log_of(relay)) else "table"] += 1
 
     def read_log(self, relay: int) -> None:
         """Let a relay read the log; a transaction that is open would prevent it."""
@@ -81,7 +81,7 @@ class LogSchedule(Schedule):
 
         def reads() -> bool:
             self.deliver(relay, 50, [])
-            return self.log_of(relay).follows
+            return follows(self.log_of(relay))
 
         eventually(reads, "the relay reads the log")
 

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.test import override_settings
 
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
 from tests.conftest import ALIASES
+from tests.streams.sources import PG, STREAMED
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED
 
-pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("scripted")]
 
-PG = "postgresql"
+OUTBOX = STREAMED
 KEPT, WAITING = 20_000, 3_000
 
 # A new server has numbers above 700, so all of these transactions are visible.
@@ -83,8 +82,7 @@ def test_new_messages_are_read_without_those_that_are_delivered(plans: list[str]
 def test_a_batch_is_bounded_by_the_size_of_its_text_and_read_in_one_way_or_another(payload: str, step: int):
     stream = Stream(PostgreSQLStore(connections[PG]), "default")
     payloads = [payload if payload != "random" else random.Random(n).randbytes(50_000).hex() for n in range(9)]
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}):
-        ids = [put(1, PG, payload=each, key="k")[0] for each in payloads][::step]
+    ids = [put(1, PG, payload=each, key="k")[0] for each in payloads][::step]
     assert [row[0] for row in stream.read(ids, max_bytes=150_000)] == ids[:2]
     rows = stream.read(ids, max_bytes=10**7)
     assert [row[0] for row in rows] == ids
@@ -93,8 +91,7 @@ def test_a_batch_is_bounded_by_the_size_of_its_text_and_read_in_one_way_or_anoth
 
 def test_numbers_with_many_zeros_count_as_their_text():
     stream = Stream(PostgreSQLStore(connections[PG]), "default")
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}):
-        ids = [put(1, PG, payload=[10**300] * 3)[0] for _ in range(9)]
+    ids = [put(1, PG, payload=[10**300] * 3)[0] for _ in range(9)]
     assert [row[0] for row in stream.read(ids, max_bytes=2000)] == ids[:3]
 
 

@@ -69,27 +69,22 @@ def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(script
     assert len(scripted.published()) == 5
 
 
-def test_an_idle_worker_looks_with_one_statement(scripted: Script):
-    source = new_source(PG, table_interval=1000.0, idle_after=-1.0)
+@pytest.mark.parametrize(
+    ("limits", "expected"), [({}, ["SELECT"]), ({"relist_after": 0.0}, ["SET", "SELECT", "SELECT", "SELECT"])]
+)
+def test_an_idle_worker_looks_with_one_statement_and_lists_again_after_a_while(
+    limits: dict[str, float], expected: list[str], scripted: Script
+):
+    source = new_source(PG, table_interval=1000.0, idle_after=-1.0, **limits)
     put(1, PG)
     for _ in range(3):
         deliver(source)
     with CaptureQueriesContext(connections[PG]) as queries:
         deliver(source)
-    assert statements(queries) == ["SELECT"]
+    assert statements(queries) == expected
     put(1, PG)
     deliver(source)
     assert len(scripted.published()) == 2
-
-
-def test_an_idle_worker_lists_again_after_a_while(scripted: Script):
-    source = new_source(PG, table_interval=1000.0, idle_after=-1.0, relist_after=0.0)
-    put(1, PG)
-    for _ in range(3):
-        deliver(source)
-    with CaptureQueriesContext(connections[PG]) as queries:
-        deliver(source)
-    assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT"]
 
 
 def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on(scripted: Script):
@@ -134,21 +129,6 @@ def test_a_test_that_never_commits_sees_its_own_messages_delivered(scripted: Scr
     assert scripted.published() == ids
 
 
-def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scripted: Script):
-    with transaction.atomic(using=PG):
-        first = enqueue("t", 1, key="k", using=PG).pk
-        second = enqueue("t", 2, key="k", using=PG, delay=0.001).pk
-    source = new_source(PG)
-    # The stream is not read yet, as behind a backlog.
-    StreamPosition.objects.using(PG).create(publisher="default")
-    source.stream.next_look = float("inf")
-    source.stream.passed = "3:3:"
-    with source.claim(10) as claim:
-        assert claim.messages == []
-    assert drain() == 2
-    assert scripted.published() == [first, second]
-
-
 def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_by_the_next():
     """A snapshot does not name the transaction that takes it, which may lie before transactions that have ended."""
     put(1, PG)
@@ -190,14 +170,6 @@ def test_a_backlog_is_delivered_when_the_setting_goes_back_to_the_table(served: 
     with override_settings(OUTBOX=FROM_TABLE):
         more = put(4, PG, keys=2, first=4)
         assert drain() == 8
-    assert_delivered_once_in_order(scripted, [*ids, *more])
-
-
-def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream(scripted: Script):
-    with override_settings(OUTBOX=FROM_TABLE):
-        ids = put(4, PG, keys=2)
-    more = put(4, PG, keys=2, first=4)
-    assert drain() == 8
     assert_delivered_once_in_order(scripted, [*ids, *more])
 
 
@@ -321,12 +293,6 @@ def test_a_purge_before_the_first_relay_deletes_nothing_that_a_restored_backup_h
 @contextmanager
 def position_in_use() -> Iterator[None]:
     """Lock the position, as another relay does while it publishes."""
-    other = connections.create_connection(PG)
-    other.set_autocommit(False)
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("SELECT FROM django_outbox_streamposition FOR UPDATE")
+    with open_transaction(PG) as other:
+        other.execute("SELECT FROM django_outbox_streamposition FOR UPDATE")
         yield
-    finally:
-        other.rollback()
-        other.close()

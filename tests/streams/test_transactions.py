@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from typing import Any
 
 import pytest
 from django.db import connections, transaction
@@ -12,7 +11,7 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status, StreamPosition
 from django_outbox.relay.sources import StreamFirst
 from tests.conftest import ALIASES
-from tests.streams.sources import PG, deliver, drain, new_source
+from tests.streams.sources import PG, STREAMED, deliver, drain, new_source
 from tests.support.messages import write
 from tests.support.pgbouncer import behind_pgbouncer
 from tests.support.publishers import SCRIPTED, Script
@@ -20,8 +19,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-STREAMED = {**SCRIPTED, "SOURCE": "snapshot"}
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": STREAMED}}
+OUTBOX = STREAMED
 
 
 def test_a_message_id_that_is_streamed_already_writes_nothing(scripted: Script):
@@ -33,7 +31,7 @@ def test_a_message_id_that_is_streamed_already_writes_nothing(scripted: Script):
 
 
 def test_an_event_for_a_stream_and_a_table_is_delivered_to_both(scripted: Script):
-    publishers = {"default": STREAMED, "second": STREAMED, "third": SCRIPTED}
+    publishers = {**STREAMED["PUBLISHERS"], "second": STREAMED["PUBLISHERS"]["default"], "third": SCRIPTED}
     with override_settings(OUTBOX={"PUBLISHERS": publishers, "ROUTES": {"t": ["default", "second", "third"]}}):
         with transaction.atomic(using=PG):
             enqueue("t", 1, key="k", using=PG)
