@@ -27,7 +27,7 @@ from django_outbox.relay.batch import Unsettled
 from django_outbox.relay.sources.log import Feed
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from django_outbox.stores.stream import StoredPosition, Stream
-from django_outbox.stores.wal import SET_UP, Inspection, LogQueries
+from django_outbox.stores.wal import SET_UP, Inspection
 from tests.faults.servers import PostgreSQL
 from tests.streams.conftest import LOG, execute, publish
 from tests.streams.sources import (
@@ -373,14 +373,14 @@ def test_a_log_that_ends_during_a_claim_passes_no_message(
     eventually(lambda: len(feed._waiting) == 10)
     # The first batch adds the sample of an earlier claim, and the second one takes its own.
     assert [worker.deliver(2), worker.deliver(2)] == [2, 2]
-    sample, inspect = worker.log._sample, LogQueries.inspect
+    sample = worker.log._sample
     assert sample is not None
 
     def commit() -> None:
         ids.extend(put(1, LOG))
         connections[LOG].close()
 
-    def end_first(stream: LogQueries, given: Any) -> Inspection:
+    def end_first(row: Any) -> Inspection:
         monkeypatch.undo()
         committing = threading.Thread(target=commit)
         committing.start()
@@ -391,10 +391,11 @@ def test_a_log_that_ends_during_a_claim_passes_no_message(
         else:
             execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
         eventually(lambda: feed.ended)
-        return inspect(stream, given)
+        return Inspection.read(row)
 
-    monkeypatch.setattr(LogQueries, "inspect", end_first)
+    monkeypatch.setattr(Inspection, "read", end_first)
     worker.deliver(2)
+    assert feed.ended
     worker.deliver_until(lambda: len(scripted.published()) >= len(ids))
     assert scripted.published() == ids
 
