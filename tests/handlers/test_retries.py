@@ -58,16 +58,13 @@ def test_a_handler_has_its_own_number_of_attempts(using: str, transaction: bool)
     assert attempts_of(using, ValueError(), transaction=transaction, retry={"MAX_ATTEMPTS": 2}) == 2
 
 
-def test_without_its_own_policy_a_handler_has_the_publishers(using: str):
-    assert attempts_of(using, ValueError()) == 4
-
-
-def test_an_excluded_exception_fails_at_once(using: str):
-    assert attempts_of(using, CardDeclined(), retry={"EXCLUDE": [CardDeclined]}) == 1
-
-
-def test_keys_that_it_leaves_out_are_the_publishers(using: str):
-    assert attempts_of(using, KeyError(), retry={"MAX_ATTEMPTS": 2}) == 1
+@pytest.mark.parametrize(
+    ("error", "retry", "attempts"),
+    [(ValueError(), None, 4), (CardDeclined(), {"EXCLUDE": [CardDeclined]}, 1), (KeyError(), {"MAX_ATTEMPTS": 2}, 1)],
+    ids=["no policy", "an excluded exception", "one that the publisher excludes"],
+)
+def test_keys_that_it_leaves_out_are_the_publishers(using: str, error: Exception, retry: Any, attempts: int):
+    assert attempts_of(using, error, retry=retry) == attempts
 
 
 def test_each_handler_of_a_type_has_its_own_policy(using: str):
