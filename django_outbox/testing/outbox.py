@@ -88,29 +88,6 @@ class Outbox:
         if next(self._find(type_or_event, where, fields), None) is not None:
             raise AssertionError(f"A message {_describe(type_or_event, where, fields)} was enqueued. {self._list()}")
 
-    def assert_called(self, task: Any, /, *args: Any, **kwargs: Any) -> OutboxMessage:
-        """Assert that a call of a Celery task was stored with exactly these arguments, and return its first message.
-
-        Args:
-            task: an `OutboxTask`, or its name.
-            args: the positional arguments.
-            kwargs: the keyword arguments.
-
-        Raises:
-            AssertionError: there is no such call. The error lists the calls that were stored.
-        """
-        __tracebackhide__ = True
-        from django_outbox.testing.celery_calls import describe_call, read_call  # noqa: PLC0415 - needs Celery
-
-        name = task if isinstance(task, str) else task.name
-        calls = [(message, call) for message in self.messages if (call := read_call(_as_claimed(message)))]
-        for message, call in calls:
-            if message.type == name and call.has(args, kwargs):
-                return message
-        lines = [f"  {call}" for _, call in calls[:MAX_LISTED]]
-        listed = "\n".join(["Stored:", *lines]) if lines else "No call of a task was stored."
-        raise AssertionError(f"The call {describe_call(name, args, kwargs)} was not stored. {listed}")
-
     def drain(
         self,
         *,

@@ -174,7 +174,7 @@ with attributed(actor="user:7"), attributed(cause=uuid.uuid4()):
 
 
 def check_outbox(outbox: Outbox) -> None:
-    message: OutboxMessage = outbox.assert_called(send_receipt, 7)
+    message: OutboxMessage = outbox.assert_enqueued("shop.tasks.send_receipt")
     drained: Drained = outbox.drain(delayed=True)
     assert message.pk in {each.id for each in drained.processed}
 
