@@ -2,25 +2,17 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from django_outbox.events.event_type import VERSION_HEADER, EventType
-
-HANDLERS = "x-handlers"
-"""The key of a message for the names of the handlers that this project has for it. They have no line numbers, so that
-the document does not change with every edit of a module."""
 
 KEY = "x-key"
 """The key of a message for the template of the event's key."""
 
 
-def make_asyncapi(event_types: Iterable[EventType], *, handlers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return an AsyncAPI 3.0 document of the events that this project sends.
-
-    Args:
-        handlers: the names of the handlers of each type.
-    """
+def make_asyncapi(event_types: Iterable[EventType]) -> dict[str, Any]:
+    """Return an AsyncAPI 3.0 document of the events that this project sends."""
     names: dict[str, str] = {}
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
@@ -30,7 +22,7 @@ def make_asyncapi(event_types: Iterable[EventType], *, handlers: Mapping[str, Se
         address = each.topic or each.type
         channel = _name(address, names)
         schemas[name] = _schema(each, f"#/components/schemas/{name}")
-        messages[name] = _message(each, name, handlers.get(each.type, ()))
+        messages[name] = _message(each, name)
         entry = channels.setdefault(channel, {"address": address, "messages": {}})
         entry["messages"][name] = {"$ref": f"#/components/messages/{name}"}
     return {
@@ -50,7 +42,7 @@ def make_asyncapi(event_types: Iterable[EventType], *, handlers: Mapping[str, Se
     }
 
 
-def _message(event_type: EventType, name: str, handlers: Sequence[str]) -> dict[str, Any]:
+def _message(event_type: EventType, name: str) -> dict[str, Any]:
     description = inspect.getdoc(event_type.cls) if _has_docstring(event_type.cls) else None
     return {
         "name": event_type.type,
@@ -64,7 +56,6 @@ def _message(event_type: EventType, name: str, handlers: Sequence[str]) -> dict[
         },
         "payload": {"$ref": f"#/components/schemas/{name}"},
         **({KEY: event_type.key} if event_type.key else {}),
-        **({HANDLERS: [*handlers]} if handlers else {}),
     }
 
 

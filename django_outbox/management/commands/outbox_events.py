@@ -28,8 +28,7 @@ class Command(OutboxCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["asyncapi"]:
-            names = {each.type: [found.name for found in handlers.for_type(each.type)] for each in registry}
-            document = make_asyncapi(registry, handlers=names)
+            document = make_asyncapi(registry)
             # ASCII, which a redirected standard output has in every encoding.
             self.stdout.write(json.dumps(document, indent=2))
         elif rows := [_row(each) for each in registry]:
