@@ -18,7 +18,6 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import is_typeddict
 
-from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.exceptions import InvalidEvent
 from django_outbox.utils.text import describe, one_line
 
@@ -137,13 +136,6 @@ class Codec:
             return tuple(field.name for field in dataclasses.fields(cls))
         if issubclass(cls, BaseModel):
             return tuple(cls.model_fields)
-        if issubclass(cls, dict) and (parents := [each for each in cls.__mro__[1:] if ATTRIBUTE in vars(each)]):
-            name = parents[0].__qualname__
-            raise TypeError(
-                f"{cls.__qualname__} inherits from the event {name}, which @event has made a class of dicts and no "
-                f"TypedDict any more. Move the fields of {name} to a TypedDict without @event, and let both inherit "
-                "from it."
-            )
         raise TypeError(
             f"{cls.__qualname__} is not a dataclass, a pydantic model or a TypedDict. "
             "For a dataclass, write @event above @dataclass."
