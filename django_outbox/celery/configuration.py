@@ -1,6 +1,5 @@
 """Errors in the settings of Celery apps with tasks that use the outbox."""
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -88,7 +87,7 @@ def _find_bypassing_tasks(app: Celery) -> Iterator[SettingsProblem]:
             f"{counted(len(tasks), 'task')} of the Celery app {app.main!r} ({listed}) with the base "
             f"{base.__module__}.{base.__qualname__}, which is not an OutboxTask: calls bypass the outbox, and are sent "
             "before the commit and after a rollback.",
-            f"Write{_find_line(base)}: class {base.__name__}(OutboxTask), from django_outbox.celery. To send a task "
+            f"Write class {base.__name__}(OutboxTask), from django_outbox.celery. To send a task "
             "directly on purpose, give it base=celery.Task, or silence this check.",
         )
 
@@ -99,12 +98,6 @@ def _find_base(task_class: type) -> type:
     # Celery makes a class of each decorated function, and one for each app.
     own = [each for each in mro[: mro.index(Task)] if not {"_decorated", "_app"} & vars(each).keys()]
     return own[-1] if own else task_class
-
-
-def _find_line(base: type) -> str:
-    with suppress(OSError, TypeError):
-        return f" in {inspect.getsourcefile(base)}, line {inspect.getsourcelines(base)[1]}"
-    return ""
 
 
 def _find_apps(paths: Sequence[str]) -> dict[str, Celery]:

@@ -1,6 +1,5 @@
 """The system checks of tasks that use the outbox."""
 
-import inspect
 import os
 import subprocess
 import sys
@@ -141,8 +140,7 @@ def test_w032_names_the_base_of_tasks_that_bypass_the_outbox(app: Celery):
     assert problem.id == "django_outbox.W032"
     assert "2 tasks of the Celery app 'outbox_tests' (shop.registered, shop.report)" in problem.msg
     assert f"{__name__}.ReportingTask" in problem.msg
-    line = inspect.getsourcelines(ReportingTask)[1]
-    assert f"{__file__}, line {line}: class ReportingTask(OutboxTask)" in str(problem.hint)
+    assert "Write class ReportingTask(OutboxTask)" in str(problem.hint)
 
 
 def test_w032_looks_in_the_modules_that_the_app_names(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
