@@ -67,10 +67,8 @@ class EncodedCall(Call[M], Generic[M, E]):
 class PendingCall(EncodedCall[M, E]):
     """A call for two threads: a connection's thread sends its messages, and another thread waits for the outcomes.
 
-    Once the messages are submitted, only the connection's thread changes the outcomes.
-
-    Attributes:
-        refusal: set if the broker refused one of several messages without identifying it.
+    Once the messages are submitted, only the connection's thread changes the outcomes. There is a `refusal` if the
+    broker refused one of several messages without identifying it.
     """
 
     def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:

@@ -22,12 +22,8 @@ def send_in_parallel(
     """Send requests in threads, wait for all of them, and re-raise the first error of `send`.
 
     Threads are started for each call, which takes a tenth of a millisecond and leaves no thread for a fork or `close`
-    to end. A thread that still hangs at the end is abandoned, because name resolution has no timeout.
-
-    Args:
-        concurrency: maximum number of requests in flight.
-        begin_seconds: seconds after which no further request begins.
-        wait_seconds: seconds after which requests in flight are left to themselves.
+    to end. No request begins after `begin_seconds`. A thread that still hangs after `wait_seconds` is abandoned,
+    because name resolution has no timeout.
     """
     begin_until = time.monotonic() + begin_seconds
     waiting = deque(requests)

@@ -48,12 +48,8 @@ class AWSRequest(NamedTuple):
 class AWSCall(EncodedCall[Message, Entry]):
     """Collects the outcomes of messages; the threads of a call share it.
 
-    Args:
-        one_destination: whether all messages of the publisher have the same destination. If it accepts nothing, that
-            is an outage; otherwise, only the messages for it wait.
-
-    Attributes:
-        outage: the reason if AWS is unavailable; then no further request is sent.
+    If all messages of the publisher have `one_destination`, and it accepts nothing, that is an outage; otherwise, only
+    the messages for it wait. In an outage, no further request is sent.
     """
 
     def __init__(

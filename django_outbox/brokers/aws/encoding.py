@@ -32,12 +32,7 @@ class Entry(NamedTuple):
 
 
 class AWSEncoder:
-    """Encodes messages for one service.
-
-    Args:
-        max_bytes: maximum size of a message in bytes, with its attributes.
-        body_name: the member of an entry that has the body.
-    """
+    """Encodes messages for one service, with at most `max_bytes` each, attributes included."""
 
     def __init__(self, destination: Template, max_bytes: int, body_name: str) -> None:
         self.destination = destination

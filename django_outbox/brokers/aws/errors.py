@@ -24,8 +24,6 @@ class Kind(enum.Enum):
     """The cause of an error."""
 
     THROTTLED = "throttled"
-    """Too many requests, for the queue or the account."""
-
     CREDENTIALS = "credentials"
     """No request of this account is accepted now."""
 
@@ -33,16 +31,11 @@ class Kind(enum.Enum):
     """No message for this destination is accepted until its permissions change."""
 
     MISSING = "missing"
-    """The destination does not exist."""
-
     CONTENT = "content"
     """AWS will not accept the message; for a request, one of its messages."""
 
     INTERNAL = "internal"
-    """AWS failed."""
-
     UNKNOWN = "unknown"
-    """A code that is not in the table."""
 
 
 class Problem(NamedTuple):

@@ -34,11 +34,7 @@ NO_RESPONSE = FailedRequest("no response in time", "http.timeout", sent=True)
 
 
 class Server:
-    """Sends requests to the server, and notes whether it responds.
-
-    Attributes:
-        is_known: whether it responded to the last request.
-    """
+    """Sends requests to the server; it is known if it responded to the last one."""
 
     def __init__(self, options: HTTPOptions) -> None:
         self.is_known = False

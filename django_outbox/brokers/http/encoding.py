@@ -52,14 +52,7 @@ class Request(NamedTuple):
 
 
 class HTTPEncoder:
-    """Encodes and signs messages.
-
-    Args:
-        authority: host and port of the receiver.
-        headers: the option `headers`: sent with each message, instead of the message's own ones of the same name.
-        secrets: the option `secrets`, each `whsec_` and 24 to 64 bytes in base64; a receiver accepts a request if it
-            knows one of them.
-    """
+    """Encodes and signs messages. The option `headers` takes precedence over a message's own ones of the same name."""
 
     def __init__(self, authority: str, headers: object, secrets: object, *, format: str, source: str) -> None:
         self._authority = authority.encode()

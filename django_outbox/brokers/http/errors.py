@@ -41,11 +41,7 @@ DISCONNECTED = (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocol
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response without its body.
-
-    Args:
-        retry_after: seconds to wait, as the receiver asked for, or None.
-    """
+    """A response without its body, and the seconds to wait that it asked for."""
 
     status: int
     retry_after: float | None = None

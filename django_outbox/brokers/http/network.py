@@ -76,10 +76,6 @@ class Deadline:
     """The end of the request that a connection sends.
 
     httpcore's timeouts apply to each read, so that a server that sends a byte now and then would never time out.
-
-    Attributes:
-        at: when the request must be over, by `time.monotonic()`.
-        connected: whether it has connected for this request.
     """
 
     at = 0.0

@@ -17,9 +17,7 @@ REQUEST_TIME = 0.5
 class ConnectionState:
     """The state of a client's connections. It does not refer to the client, which refers to its `note_error`.
 
-    Attributes:
-        is_connected: whether a broker has responded, and not all have failed since.
-        all_down: whether no broker could be reached since one has responded.
+    It is connected if a broker has responded, and not all have failed since.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

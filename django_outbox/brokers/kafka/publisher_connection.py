@@ -23,11 +23,7 @@ PURGE_TIME = 1.0
 
 
 class KafkaPublisherConnection:
-    """A producer that one thread uses at a time.
-
-    Attributes:
-        produce: librdkafka's own method. `flush` and `poll` pass the report of each message to a function, once.
-    """
+    """A producer that one thread uses at a time. `flush` and `poll` pass the report of each message to a function."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.state = ConnectionState(config)

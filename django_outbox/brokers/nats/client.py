@@ -46,12 +46,8 @@ class _Parser(parser.Parser):
 class JetStreamClient(NatsClient):
     """A connection to one server, which is not opened again when it is lost.
 
-    Args:
-        on_message: called with the subject, the subject to reply to, the data and the headers, if there are any, of
-            each message that arrives in the inbox.
-
-    Attributes:
-        inbox: messages arrive on subjects that begin with this and have one token more.
+    `on_message` is called with the subject, the subject to reply to, the data and the headers, if there are any, of
+    each message that arrives in the inbox: on a subject that begins with `inbox` and has one token more.
     """
 
     def __init__(

@@ -60,9 +60,6 @@ class NatsOptions:
     """The options of both ends: how to connect. `JetStreamPublisher` describes them.
 
     NATS's monitoring shows `alias` as part of the connection's name. No error shows a URL, which may hold a password.
-
-    Attributes:
-        node_timeout: seconds for connecting to one of them.
     """
 
     alias: str = field(kw_only=False)

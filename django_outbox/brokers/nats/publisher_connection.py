@@ -36,11 +36,7 @@ for as long as the publisher waits for a confirmation."""
 
 
 class NatsCall(PendingCall[Message, NatsMessage]):
-    """The messages of one call of `publish`.
-
-    Attributes:
-        progress_at: when they were submitted, or when one of them was sent or got an outcome.
-    """
+    """The messages of one call of `publish`. Progress is that one of them was sent or got an outcome."""
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], NatsMessage]) -> None:
         super().__init__(messages, encode, carrier="NATS", error_class="nats")

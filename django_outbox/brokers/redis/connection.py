@@ -33,10 +33,7 @@ NO_LIMIT = 512 * 1024 * 1024
 class Replies:
     """Replies that are received in pieces. Each is a line or, like the ID of an entry, a string of one line.
 
-    No object is made for a reply.
-
-    Attributes:
-        errors: the text of each error by its position among the replies.
+    No object is made for a reply. Errors have their positions among the replies.
     """
 
     count: int = 0
@@ -66,9 +63,6 @@ class RedisConnection:
 
     Pipelines are written to its socket as they are, because redis-py would encode each argument and parse each reply
     on its own, which takes longer than everything else that the publisher does.
-
-    Attributes:
-        max_argument: maximum bytes of an argument that the server accepts.
     """
 
     def __init__(self, options: RedisOptions) -> None:

@@ -14,12 +14,8 @@ LOG_INTERVAL = 60.0
 class Losses:
     """Notices lost entries, and logs them.
 
-    Args:
-        subject: the stream and the group, for the log.
-
-    Attributes:
-        last_id: the ID of the last entry that the group has read; None if it is not known yet. While this entry or an
-            earlier one is in the stream, no unread entry was trimmed.
+    While the entry with the `last_id` that the group has read, or an earlier one, is in the stream, no unread entry was
+    trimmed.
     """
 
     def __init__(self, subject: str) -> None:

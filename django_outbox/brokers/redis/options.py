@@ -27,12 +27,8 @@ Address = tuple[str, int]
 class RedisOptions:
     """The options of both ends: how to connect. `RedisStreamsPublisher` describes them.
 
-    No error shows a url, which may hold a password.
-
-    Attributes:
-        address: the server; not set with Sentinels.
-        arguments: arguments of redis-py's connections, besides the address.
-        master: the name of the master for which the Sentinels are asked; empty without Sentinels.
+    No error shows a url, which may hold a password. Either `address` is set, or `master`, for which the Sentinels are
+    asked.
     """
 
     url: str = ""
