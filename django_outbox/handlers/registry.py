@@ -246,6 +246,8 @@ def type_of(given: object) -> str:
     """Return the type of a string or an event class."""
     if isinstance(given, type):
         return event_type_of(given).type
+    if callable(given):
+        raise TypeError('@handler needs the type of its messages. Write @handler("order.created").')
     if not isinstance(given, str) or not given:
         raise TypeError(
             f"{given!r} is neither the type of a message, such as 'order.created', nor a class with @event."

@@ -306,3 +306,12 @@ def test_the_publisher_describes_itself_by_the_number_of_handlers(count: int, te
 def test_a_wrong_option_is_reported(entry: dict[str, Any]):
     with override_settings(OUTBOX={"PUBLISHERS": {"default": {**HANDLERS, **entry}}}):
         assert ids(check_settings(None)) == ["E005" if "BATCH_SIZE" in entry else "E008"]
+
+
+def test_a_handler_without_parentheses_is_told_what_to_write():
+    def receive(event: object, message: object) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r'@handler needs the type of its messages\. Write @handler\("order\.created"\)\.'
+    ):
+        handler(receive)  # type: ignore[arg-type]
