@@ -3,12 +3,15 @@
 import copy
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
 from django_outbox.conf import get_settings
+from django_outbox.db.errors import shows_missing_table
+from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import (
     hint_elsewhere,
     in_transaction,
@@ -33,7 +36,7 @@ from django_outbox.enqueueing.writing import (
     route,
     write,
 )
-from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
+from django_outbox.exceptions import InvalidEvent, InvalidMessage, NotMigrated, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store, get_store
@@ -123,7 +126,7 @@ def enqueue(
     once = message_id is not None
     mark_streamed(messages, store)
     locks_key = _locks_keys(lock_key)
-    with traced(messages):
+    with traced(messages), _naming_router(using):
         if is_alone:
             message = outlive_connection(
                 store.connection, lambda again: _insert(messages, text, store, once=once or again, locks_key=locks_key)
@@ -145,6 +148,17 @@ def _with_attribution(headers: Any) -> Any:
     for name, value in of_context.items():
         merged.setdefault(name, value)
     return merged
+
+
+@contextmanager
+def _naming_router(using: str) -> Iterator[None]:
+    """Name a router that keeps the table out of a database, if a statement fails there because it is missing."""
+    try:
+        yield
+    except (ProgrammingError, OperationalError) as error:
+        if shows_missing_table(error) and (denied := describe_denied(using, [OutboxMessage])):
+            raise NotMigrated(f"The message cannot be stored in the database {using!r}: {denied}") from error
+        raise
 
 
 def _insert(messages: list[OutboxMessage], payload: str, store: Store, *, once: bool, locks_key: bool) -> OutboxMessage:
@@ -222,7 +236,7 @@ def enqueue_messages(
         checked += [result] * len(routed)
     keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
     mark_streamed(rows, store)
-    with traced(rows, many=True):
+    with traced(rows, many=True), _naming_router(using):
         if is_alone:
             outlive_connection(store.connection, lambda _: _insert_many(rows, checked, store, keys))
         else:

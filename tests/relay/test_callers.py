@@ -74,6 +74,12 @@ class TestMigrations:
             f"The database {using!r} lacks the table '{TABLE}'. Run \"manage.py migrate --database={using}\"."
         )
 
+    def test_enqueue_names_a_router_that_keeps_the_table_out(self, using: str, settings: Any):
+        settings.DATABASE_ROUTERS = [f"{__name__}.NoOutbox"]
+        denied = pytest.raises(NotMigrated, match=r"does not allow the model django_outbox\.OutboxMessage there")
+        with without_table(using, OutboxMessage), denied:
+            put(using=using)
+
     def test_a_missing_column_ends_a_relay_with_the_command_to_run(self, using: str):
         put(using=using)
         missing = pytest.raises(NotMigrated, match="lacks the column 'error_class' of the table")
