@@ -16,7 +16,13 @@ from django_outbox.signals import Failure, batch_settled, messages_failed, messa
 from django_outbox.stores import Failed, Retried, Settlement
 from django_outbox.tracing import PublishedBatch, trace_published, tracers
 from django_outbox.utils.logs import logger
-from django_outbox.utils.text import MAX_IDS, counted, some_ids
+from django_outbox.utils.text import MAX_IDS, counted, fingerprint, some_ids
+
+MAX_READ = 200
+"""Maximum number of characters of an error by which causes are told apart."""
+
+MAX_CAUSES = 10
+"""Maximum number of causes of one error class that have lines of their own; the others share one."""
 
 
 class Recorder:
@@ -116,12 +122,13 @@ class Recorder:
 
 
 class Cause(NamedTuple):
-    """A class of errors for which messages failed or will be retried."""
+    """A cause for which messages failed or will be retried: their errors differ in numbers and ids at most."""
 
     result: type[Failed | Retried]
     publisher_alias: str
     using: str
     error_class: str
+    fingerprint: str
 
 
 @dataclass(slots=True)
@@ -167,11 +174,16 @@ class FailureLog:
         new: dict[Cause, Recurrence] = {}
         with self._lock:
             for row in rows:
-                cause = Cause(type(row), publisher_alias, using, row.error_class)
+                cause = Cause(type(row), publisher_alias, using, row.error_class, fingerprint(row.error[:MAX_READ]))
+                if cause not in self._known and cause not in new and self._has_many(cause, new):
+                    cause = cause._replace(fingerprint="")
                 (self._known.get(cause) or new.setdefault(cause, Recurrence())).add(row)
             self._known |= {cause: Recurrence() for cause in new}
         for cause, recurrence in new.items():
             _write(cause, recurrence, errors.get(recurrence.rows[0].id))
+
+    def _has_many(self, cause: Cause, new: Mapping[Cause, object]) -> bool:
+        return sum(each[:-1] == cause[:-1] for each in (*self._known, *new)) >= MAX_CAUSES
 
     def remind(self) -> None:
         """Write a line for each cause that recurred. The next failure of another one is written at once again."""

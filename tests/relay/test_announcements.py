@@ -204,11 +204,16 @@ class TestFailures:
 
     def test_another_cause_is_logged_at_once_and_one_that_has_ceased_is_forgotten(self, log: Any):
         failures = FailureLog()
-        for error_class in ("x", "x", "y"):
-            failures.note("default", "default", [Failed(1, "no", error_class)], {})
+        for error in ("a", "a", "b"):
+            failures.note("default", "default", [Failed(1, error, "x")], {})
         assert len(log.records) == 2
         failures.remind()
         failures.remind()
         assert len(log.records) == 3
-        failures.note("default", "default", [Failed(1, "no", "x")], {})
+        failures.note("default", "default", [Failed(1, "a", "x")], {})
         assert len(log.records) == 4
+
+    def test_errors_that_all_differ_share_a_line(self, log: Any):
+        names = [f"{chr(103 + number // 20)}{chr(103 + number % 20)} is unknown" for number in range(200)]
+        FailureLog().note("default", "default", [Failed(1, name, "x") for name in names], {})
+        assert [each.count for each in log.records] == [1] * 10 + [190]
