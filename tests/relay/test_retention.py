@@ -35,6 +35,12 @@ def processed(using: str, count: int, **age: float) -> list[int]:
     return ids
 
 
+@pytest.fixture(autouse=True)
+def only_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of other apps are not purged."""
+    monkeypatch.setattr("django_outbox.retention.purge._others", [])
+
+
 @pytest.fixture
 def expensive_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sweep counts as one that took long: the next one comes after the longest interval."""
