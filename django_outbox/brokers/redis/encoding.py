@@ -21,13 +21,10 @@ class RedisEncoder:
     """
 
     def __init__(self, stream: Template, max_length: int | None) -> None:
-        self._stream = stream
+        self.stream = stream
         self._trimming = () if max_length is None else ("MAXLEN", "~", str(max_length))
         # There are usually few streams and types.
         self._beginning = lru_cache(maxsize=1000)(self._encode_beginning)
-
-    def stream_of(self, message: Message) -> str:
-        return self._stream.render(message)
 
     def encode(self, message: Message) -> bytes:
         """Return the command that appends a message to its stream. The bytes of the payload are unchanged."""
@@ -40,7 +37,7 @@ class RedisEncoder:
         if headers:
             encoded = json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")).encode()
             optional += b"$7\r\nheaders\r\n$%d\r\n%b\r\n" % (len(encoded), encoded)
-        beginning = self._beginning(self._stream.render(message), type, topic, bool(key) + bool(headers))
+        beginning = self._beginning(self.stream.render(message), type, topic, bool(key) + bool(headers))
         return b"%b$%d\r\n%b\r\n$11\r\noccurred_at\r\n$%d\r\n%b\r\n%b$7\r\npayload\r\n$%d\r\n%b\r\n" % (
             beginning,
             len(message_id),

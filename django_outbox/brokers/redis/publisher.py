@@ -79,7 +79,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
         return RedisCall(messages, self._encoder, self._pool, self.timeout).run()
 
     def name_destination(self, message: Message) -> str:
-        return self._encoder.stream_of(message)
+        return self._encoder.stream.render(message)
 
     def close(self) -> None:
         self._pool.close()
