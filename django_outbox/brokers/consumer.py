@@ -245,9 +245,8 @@ def take_batch(
 class Intake:
     """Hands messages from the connection's thread to the reader's. Thread-safe.
 
-    Args:
-        max_bytes: size of the bodies beyond which the connection should stop reading from its socket.
-        on_room: called in the reader's thread when there is room again after that.
+    Beyond `max_bytes` of bodies, the connection should stop reading from its socket. When there is room again after
+    that, `on_room` is called in the reader's thread.
     """
 
     def __init__(self, max_bytes: int, on_room: Callable[[], object]) -> None:

@@ -68,12 +68,7 @@ def require_printable(option: str, text: str) -> None:
 
 
 def read_ssl(files: object) -> ssl.SSLContext:
-    """Return a context that verifies the server, from the option `ssl`.
-
-    Args:
-        files: a dict with any of `cafile` (the authority to trust instead of the system's), `certfile` and `keyfile`
-            (the client's certificate), all paths of PEM files; empty for the system's authorities alone.
-    """
+    """Return a context that verifies the server, from the option `ssl`; `{}` is for the system's authorities alone."""
     if not isinstance(files, Mapping) or not set(files) <= set(SSL_KEYS):
         raise ImproperlyConfigured(
             f"ssl must be a dict with any of the keys {', '.join(SSL_KEYS)}, each the path of a file."

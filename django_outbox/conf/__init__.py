@@ -147,11 +147,7 @@ def _storage_alias(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveConfig:
-    """Where messages are archived before they are deleted, and how large a file gets.
-
-    Attributes:
-        max_bytes: maximum bytes of a file before compression; one message is archived however large it is.
-    """
+    """Where messages are archived before they are deleted, and how large a file gets, before compression."""
 
     storage: str = field(metadata=read_by(_storage_alias))
     max_rows: int = field(default=50_000, metadata=read_by(whole_number))
@@ -223,10 +219,8 @@ class OutboxSettings:
         """Return the retry policy for messages of a type that go to a publisher.
 
         The publisher's `RETRY` takes precedence over `OUTBOX["RETRY"]`, and within each, the entry for the type takes
-        precedence over the entry for all types. If the publisher is not configured, `OUTBOX["RETRY"]` applies.
-
-        Args:
-            own: the entry of a handler, which takes precedence over all others.
+        precedence over the entry for all types. If the publisher is not configured, `OUTBOX["RETRY"]` applies. A
+        handler's `own` entry takes precedence over all others.
         """
         policy = self._policy_of(publisher_alias, type)
         return policy if own is None else replace(policy, **own)

@@ -215,11 +215,7 @@ def enqueue_messages(
     lock_key: bool | None = None,
     prefix: Callable[[int], str],
 ) -> None:
-    """Do the same as `enqueue_many`, for callers whose own caller passed no list of messages.
-
-    Args:
-        prefix: names the message at a position in an error, such as `messages[3].`.
-    """
+    """Do the same as `enqueue_many`; `prefix` names the message at a position in an error, such as `messages[3].`."""
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
     rows: list[OutboxMessage] = []

@@ -17,12 +17,7 @@ _Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 
 class EventRegistry:
-    """The types of events of a project.
-
-    Attributes:
-        conflicts: pairs of classes of one type, the registered one first.
-        types: the types by name.
-    """
+    """The types of events of a project by name, and pairs of classes of one type, the registered one first."""
 
     def __init__(self) -> None:
         self.conflicts: list[tuple[EventType, EventType]] = []

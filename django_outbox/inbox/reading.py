@@ -123,10 +123,8 @@ class Reader:
 
     A message is settled only after the transaction that stored it was committed. While the database is unavailable,
     the messages in hand are kept for a while, and are then given back to the broker. The broker may count that, and
-    drop messages at a limit, so no further message is received until the database has stored one of these.
-
-    Args:
-        patience: number of failures in a row after which RelayUnavailable is raised; None for no limit.
+    drop messages at a limit, so no further message is received until the database has stored one of these. After
+    `patience` failures in a row, RelayUnavailable is raised.
     """
 
     def __init__(self, consumer: Consumer, state: InboxState, *, patience: int | None = None) -> None:

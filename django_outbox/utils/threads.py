@@ -93,11 +93,7 @@ def like_caller(work: Callable[[], object]) -> Callable[[], None]:
 
 @contextmanager
 def in_background(work: Callable[[threading.Event], object], *, name: str, patience: float) -> Iterator[None]:
-    """Call a function in a thread until the end of the block.
-
-    Args:
-        patience: seconds to wait for the thread at the end.
-    """
+    """Call a function in a thread until the end of the block, which waits for it up to `patience` seconds."""
     left, threads = threading.Event(), Threads()
     threads.start(lambda: work(left), name=name)
     try:
@@ -131,9 +127,8 @@ def own_connection(using: str) -> Iterator[None]:
 def after_fork(subject: T, start_over: Callable[[T], object]) -> None:
     """Call a function with an object in each process forked from this one, for as long as the object exists.
 
-    Args:
-        start_over: makes it forget what belongs to the parent, without ending it: a function, not the object's own
-            method, which would keep the object alive.
+    It makes the object forget what belongs to the parent, without ending it. The object's own method would keep the
+    object alive.
     """
     _functions[subject] = start_over
 

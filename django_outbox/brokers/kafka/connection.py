@@ -48,9 +48,7 @@ class ConnectionState:
     def list_topics(self, client: Any, topic: str | None, deadline: float) -> dict[str, KafkaError | None]:
         """Return topics with their errors. If no broker responds, the client is not connected afterwards.
 
-        Args:
-            client: a producer, or a consumer that has not subscribed yet and so has no records.
-            deadline: when to give up, by the monotonic clock. It ends earlier if no broker can be reached.
+        The client is a producer, or a consumer that has not subscribed yet and so has no records.
         """
         wanted = {"topic": topic} if topic else {}
         while True:

@@ -25,11 +25,8 @@ RESTORED = "restored from the archive"
 def read_messages(storage: ArchiveStorage, file: str, message_ids: Collection[uuid.UUID]) -> list[ArchivedMessage]:
     """Return the messages of a file with these ids. The whole file is read, and its checksum is compared.
 
-    A message ID may have several messages, one for each publisher.
-
-    Raises:
-        ArchiveUnavailable: the storage failed.
-        InvalidArchive: the file has no valid manifest, is damaged, or one of the messages cannot be restored.
+    A message ID may have several messages, one for each publisher. If one of them cannot be restored, or the file is
+    damaged, InvalidArchive is raised.
     """
     wanted = {str(id) for id in message_ids}
     lines = map(json.loads, storage.read_lines(storage.read_manifest(file)))
