@@ -18,6 +18,7 @@ from tests.support.flushing import close_sessions, flush_quickly, prepare
 from tests.support.kafka.shared import Keeper, start_keeper
 from tests.support.ordering import begin_with_long_tests
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.seconds import FolderSeconds
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets its jobs in the background ignore it, and so would the processes that tests start and interrupt.
@@ -33,6 +34,8 @@ KEEPER = pytest.StashKey[Keeper]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FolderSeconds())
     # The processes of pytest-xdist inherit its address.
     keeper = start_keeper()
     if keeper:
