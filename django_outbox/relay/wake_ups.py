@@ -28,9 +28,11 @@ class WakeUps:
 
     def wake(self, names: Iterable[str]) -> None:
         """Wake one worker for each name, which mostly is a publisher: one that waits, or else the next to wait."""
+        names = set(names)
         with self._service.changed:
-            self._awake.update(names)
-            self._service.changed.notify_all()
+            if not names <= self._awake:
+                self._awake |= names
+                self._service.changed.notify_all()
 
     def hear(self, publisher_aliases: Set[str], notified: Set[tuple[str, str]] | None) -> None:
         """Wake a worker of each of these publishers that was notified; None means all."""
