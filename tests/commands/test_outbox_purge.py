@@ -2,21 +2,25 @@
 
 import datetime
 import io
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
+from django.db import transaction
 from django.test import override_settings
 
+from django_outbox.inbox import once
+from django_outbox.inbox.models import HandledMessage
 from django_outbox.management.commands import outbox_purge
 from django_outbox.models import Status
 from tests.conftest import ALIASES
 from tests.support.admin.tools import put, statuses
 from tests.support.archives import failed, processed
 from tests.support.links import linked_by_sql
-from tests.support.messages import rows
+from tests.support.messages import ago, rows
 from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -80,6 +84,15 @@ def test_on_a_terminal_it_asks_first(answer: str, done: bool, monkeypatch: pytes
     assert (statuses() == {}) is done
 
 
+def test_on_a_terminal_old_records_of_once_go_without_a_question(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    with transaction.atomic():
+        once(uuid.uuid4(), consumer="billing")
+    HandledMessage.objects.update(handled_at=ago(days=400))
+    assert run("default") == "0 messages deleted.\n"
+    assert not HandledMessage.objects.exists()
+
+
 def test_the_progress_is_shown_on_a_terminal():
     put(Status.PROCESSED, 2, age=8 * DAY)
     err = Terminal()
@@ -101,7 +114,7 @@ def test_without_a_retention_it_asks_for_a_number_of_days():
 def test_a_retention_of_centuries_deletes_nothing(using: str):
     put(Status.PROCESSED, using=using, age=8 * DAY)
     with override_settings(OUTBOX={**OUTBOX, "RETENTION": datetime.timedelta(days=999_999)}):
-        assert run(using, "--dry-run").startswith("No processed message is older than 36,500 d.")
+        assert run(using, "--dry-run").startswith("0 processed messages older than 36,500 d would be deleted.")
         assert run(using) == "0 messages deleted.\n"
 
 

@@ -47,27 +47,21 @@ class Command(OutboxCommand):
         messages = OutboxMessageQuerySet(OutboxMessage, using=database)
         old = messages.processed().filter(processed_at__lt=DatabaseNow() - age)
         if options["dry_run"] or self.is_asking(options):
-            found = self._count(old)
-            if not found:
-                self.report(f"No processed message is older than {duration(age.total_seconds())}.")
-                return
+            count, limit = old[: self.count_limit + 1].count(), self.count_limit
+            found = f"Over {limit:,} processed messages" if count > limit else counted(count, "processed message")
             if options["dry_run"]:
                 self.report(f"{found} older than {duration(age.total_seconds())} would be {done}.")
                 self.report("This is a dry run: nothing was changed.")
                 return
-            if not self.confirm(f"{verb} {found.lower()} older than {duration(age.total_seconds())}?", options):
+            question = f"{verb} {found.lower()} older than {duration(age.total_seconds())}?"
+            # Other records may be old, which need no confirmation.
+            if count and not self.confirm(question, options):
                 return
         deleted = purge(
             using=database, older_than=age, on_progress=lambda total: self.show_progress(f"{total:,} {done}")
         )
         self.show_progress("")
         self.report(f"{counted(deleted, 'message')} {done}.")
-
-    def _count(self, messages: OutboxMessageQuerySet) -> str:
-        count = messages[: self.count_limit + 1].count()
-        if count > self.count_limit:
-            return f"Over {self.count_limit:,} processed messages"
-        return counted(count, "processed message") if count else ""
 
 
 def _retention() -> datetime.timedelta:
