@@ -50,6 +50,11 @@ def test_yes_reaches_the_process_in_the_virtualenv(monkeypatch: pytest.MonkeyPat
     assert started == [["python of the virtualenv", run.__file__, "--yes", "-k", "enqueue"]]
 
 
+def test_it_starts_on_a_python_without_packages():
+    output = subprocess.check_output([sys.executable, "-I", "-S", run.__file__, "--help"], text=True)
+    assert output.startswith("usage: python tests/run.py")
+
+
 def test_the_long_tests_wait_for_the_quick_checks(capfd: pytest.CaptureFixture[str]):
     failing, passing = ["tests.project.no_such_module"], ["this"]
     assert run.run_steps({"style": failing, "types": passing}, {"all tests": passing}) == 1

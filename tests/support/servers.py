@@ -23,12 +23,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support import logins, system_packages
 from tests.support.jars import ELASTICMQ, KAFKA
 from tests.support.ports import free_port
-from tests.support.project_files import ROOT
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 PATIENCE = 120
 """Seconds to wait for a server that was just started."""
