@@ -87,4 +87,4 @@ class Keeper:
 
 def start_keeper() -> Keeper | None:
     """Return the keeper of the brokers, unless they run already or cannot be started."""
-    return Keeper() if KAFKA.is_usable and not os.environ.get(URL) else None
+    return Keeper() if KAFKA.is_usable and not os.environ.get(URL) and KEEPER not in os.environ else None
