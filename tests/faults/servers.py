@@ -204,20 +204,16 @@ class MariaDB(DatabaseServer):
     def __init__(self, nursery: Nursery, *options: str) -> None:
         super().__init__(nursery, "mysql", "nobody")
         data, init = self.home / "data", self.home / "init.sql"
+        # A starting server removes every `#sql*` file of its tmpdir, among them the temporary tables of other servers.
+        paths = ("--no-defaults", f"--datadir={data}", f"--tmpdir={self.home}")
         user = f"--user={self.user or pwd.getpwuid(os.geteuid()).pw_name}"
-        nursery.run(
-            [
-                find_program("mariadb-install-db"),
-                *("--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"),
-                *("--skip-test-db", user),
-            ]
-        )
+        method = "--auth-root-authentication-method=normal"
+        nursery.run([find_program("mariadb-install-db"), *paths, method, "--skip-test-db", user])
         init.write_text(f"{self.INIT}CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n")
         init.chmod(0o644)
         self.command = [
             find_program("mariadbd", "usr/sbin", "usr/libexec"),
-            "--no-defaults",
-            f"--datadir={data}",
+            *paths,
             f"--socket={self.home / 'socket'}",
             f"--pid-file={self.home / 'pid'}",
             f"--init-file={init}",
