@@ -1,11 +1,9 @@
-"""The options of the RabbitMQ publisher, including TLS."""
+"""TLS between the RabbitMQ publisher and the broker, and the heartbeat."""
 
 import ssl
 from pathlib import Path
-from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, OutcomeKind
@@ -15,9 +13,6 @@ from tests.support.proxies import Proxies, Proxy
 from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url, open_proxy
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.tls_fixtures"]
-
-
-# TLS
 
 
 def test_amqps_connects_to_a_broker_whose_certificate_is_trusted(
@@ -56,47 +51,6 @@ def test_a_client_certificate_is_presented(
         url = broker_url(scheme="amqps", port=proxy.port)
         assert kinds(make_publisher(url, ssl=trust).publish(messages)) == [OutcomeKind.UNANSWERED]
         assert make_publisher(url, ssl={**trust, **own}).publish(messages) == [ACCEPTED]
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        ({}, 'url is missing; set it to a URL like "amqp://user:password@host:5672/vhost"'),
-        ({"url": ""}, "url is missing"),
-        ({"url": ["amqp://a", 5]}, "url must be a URL like"),
-        ({"url": "http://guest:s3cret@host"}, "url: a URL must begin with amqp:// or amqps://"),
-        ({"url": "amqp://"}, "url: a URL cannot be read"),
-        ({"url": "amqp://user:s3cret@host\n"}, "url contains a line break"),
-        ({"exchange": "shop\n"}, "exchange contains a line break"),
-        ({"url": "amqp://user@host"}, "url: a URL cannot be read"),
-        ({"url": "amqp://user:s3/cret@host"}, "percent-encoded"),
-        ({"url": "amqp://user:s3cret@host?heartbeat=x"}, "url has a query that cannot be read: Invalid heartbeat"),
-        ({"url": "amqp://user:s3cret@host?ssl_options={}"}, "url must not set ssl_options, only heartbeat, "),
-        ({"exchange": 5}, "exchange is 5; it must be a string of at most 255 bytes"),
-        ({"exchange": "é" * 128}, "it must be a string of at most 255 bytes"),
-        ({"exchange": "e\udcff"}, "exchange is 'e\\udcff'; it must be a string of at most 255 bytes in UTF-8"),
-        ({"exchange": "e", "declare_exchange": "queue"}, "it must be one of None, 'direct', 'topic'"),
-        ({"declare_exchange": "topic"}, "exchange is blank; name the exchange to declare"),
-        ({"mandatory": 1}, "mandatory is 1; it must be True or False"),
-        ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
-        ({"ssl": {"cafile": "no-such-file.pem"}}, "ssl: cafile 'no-such-file.pem' cannot be loaded"),
-        ({"ssl": {"verify": False}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
-        ({"ssl": {"keyfile": "key.pem"}}, "ssl has keyfile but no certfile"),
-        ({"ssl": {}, "url": ["amqps://a", "amqp://b"]}, "ssl is set, but a url is without TLS"),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
-)
-def test_an_invalid_option_is_reported_with_the_remedy(options: dict[str, Any], remedy: str):
-    if options and "url" not in options:
-        options = {"url": "amqp://user:s3cret@host", **options}
-    with pytest.raises(ImproperlyConfigured) as raised:
-        RabbitMQPublisher("shop", **options)
-    assert remedy in str(raised.value)
-    assert "s3cret" not in str(raised.value)
-    assert raised.value.__context__ is None or raised.value.__suppress_context__
 
 
 @pytest.mark.parametrize(("query", "expected"), [("", 30), ("heartbeat=3", 3)])

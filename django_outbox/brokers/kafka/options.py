@@ -3,7 +3,7 @@
 import logging
 import numbers
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -17,28 +17,16 @@ from django_outbox.utils.text import one_line
 EXAMPLE = '{"bootstrap.servers": "kafka-1:9092,kafka-2:9092"}'
 
 _REFUSED = {
-    "metadata.broker.list": "use bootstrap.servers instead",
-    **dict.fromkeys(
-        ("on_delivery", "dr_cb", "dr_msg_cb", "error_cb", "stats_cb", "throttle_cb", "log_cb", "logger", "on_commit"),
-        "callbacks and loggers are set by this package; remove it",
-    ),
+    "metadata.broker.list",
+    *("on_delivery", "dr_cb", "dr_msg_cb", "error_cb", "stats_cb", "throttle_cb", "log_cb", "logger", "on_commit"),
 }
 
-_REFUSED_BY_PUBLISHER = {
-    "enable.idempotence": "it keeps retries from changing the order; it is always true",
-    "retries": "messages are sent again until the option timeout; remove it",
-    "message.send.max.retries": "messages are sent again until the option timeout; remove it",
-    "acks": "a message is accepted only if all in-sync replicas have it; it is always all",
-    "request.required.acks": "a message is accepted only if all in-sync replicas have it; it is always all",
-    "delivery.timeout.ms": "use the option timeout instead",
-    "message.timeout.ms": "use the option timeout instead",
-    "transactional.id": "the publisher uses no transactions; remove it",
-    "transaction.timeout.ms": "the publisher uses no transactions; remove it",
-    "default.topic.config": "set its options directly in config",
-    "delivery.report.only.error": "each message needs a delivery report; remove it",
-    **_REFUSED,
+_REFUSED_BY_PUBLISHER = _REFUSED | {
+    *("enable.idempotence", "retries", "message.send.max.retries", "acks", "request.required.acks"),
+    *("delivery.timeout.ms", "message.timeout.ms", "transactional.id", "transaction.timeout.ms"),
+    *("default.topic.config", "delivery.report.only.error"),
 }
-"""Options of librdkafka that the publisher sets itself, and why."""
+"""Options of librdkafka that the publisher sets itself, or on which its promises depend."""
 
 _ALWAYS: Mapping[str, Any] = {
     "enable.idempotence": True,
@@ -67,20 +55,11 @@ _PUBLISHER_DEFAULTS: Mapping[str, Any] = {
     "message.max.bytes": 1_048_588,
 }
 
-_COMMITS = "offsets are committed after the database's commit"
-
-_REFUSED_BY_CONSUMER = {
-    "group.id": "use the option group instead",
-    "enable.auto.commit": f"{_COMMITS}; it is always false",
-    "enable.auto.offset.store": f"{_COMMITS}; it is always false",
-    "auto.commit.interval.ms": f"{_COMMITS}; remove it",
-    "auto.commit.enable": f"{_COMMITS}; remove it",
-    "enable.partition.eof": "the consumer does not need it; it is always false",
-    "auto.offset.reset": "a new group misses nothing, so it begins with the oldest record. To skip records, move the "
-    "offsets of the group with kafka-consumer-groups.sh --reset-offsets",
-    **_REFUSED,
+_REFUSED_BY_CONSUMER = _REFUSED | {
+    *("group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.commit.interval.ms", "auto.commit.enable"),
+    *("enable.partition.eof", "auto.offset.reset"),
 }
-"""Options of librdkafka that the consumer sets itself, and why."""
+"""Options of librdkafka that the consumer sets itself: a new group begins with the oldest record."""
 
 _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     **_DEFAULTS,
@@ -121,9 +100,7 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
         **given,
         **_ALWAYS,
     }
-    # With OAUTHBEARER, the trial would wait for a token.
-    uses_tokens = str(found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))).upper() == "OAUTHBEARER"
-    _try_out(found, Producer, with_login=not uses_tokens)
+    _try_out(found, Producer)
     return found
 
 
@@ -154,7 +131,7 @@ def read_group_config(config: object, group: object) -> dict[str, Any]:
         "enable.partition.eof": False,
         "auto.offset.reset": "earliest",
     }
-    _try_out(found, lambda options: Consumer(options).close(), with_login=False)
+    _try_out(found, lambda options: Consumer(options).close())
     return found
 
 
@@ -170,14 +147,13 @@ def without_secrets(text: str, config: Mapping[str, Any]) -> str:
     return text
 
 
-def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any]:
+def _require_config(config: object, refused: Collection[str]) -> dict[str, Any]:
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():
         # librdkafka takes the options of topics with this prefix, too.
-        plain = name.removeprefix("topic.")
-        if plain in refused:
-            raise ImproperlyConfigured(f"config: {name} cannot be set: {refused[plain]}.")
+        if name.removeprefix("topic.") in refused:
+            raise ImproperlyConfigured(f"config: {name} cannot be set; remove it. Delivery depends on its value.")
         if name != "oauth_cb" and not isinstance(value, str | numbers.Real):
             raise ImproperlyConfigured(f"config: {name} must be a string, a number, True or False.")
     servers = config.get("bootstrap.servers")
@@ -187,10 +163,11 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
     return dict(config)
 
 
-def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object], *, with_login: bool) -> None:
+def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object]) -> None:
     """Validate the options with librdkafka, which does not connect without the brokers' addresses."""
     left_out = {"bootstrap.servers", "oauth_cb"}
-    if not with_login:
+    if str(config.get("sasl.mechanism", config.get("sasl.mechanisms"))).upper() == "OAUTHBEARER":
+        # The trial would wait for a token.
         left_out |= {"security.protocol", "sasl.mechanism", "sasl.mechanisms"}
     try:
         make_client({name: value for name, value in config.items() if name not in left_out} | {"logger": Log()})
