@@ -4,8 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import IO
+from typing import ClassVar
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
@@ -14,33 +13,27 @@ from django_outbox.utils.text import escape
 __all__ = ["ConsolePublisher"]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class ConsolePublisher(Publisher):
     """Prints each message, and accepts it.
 
     Args:
         alias: the publisher's name in the settings.
-        stream: a text stream to write to. Defaults to standard output.
     """
 
     keeps_order = True
 
-    stream: IO[str] | None = None
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+    _lock: ClassVar = threading.Lock()
 
     def describe(self) -> str:
-        return "standard output" if self.stream is None else "a stream"
+        return "standard output"
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         lines = [_format_line(message) for message in messages]
         with self._lock:
-            stream = self.stream or sys.stdout
             # A console may lack characters.
-            encoding = getattr(stream, "encoding", None) or "utf-8"
-            stream.writelines(line.encode(encoding, "backslashreplace").decode(encoding) for line in lines)
-            stream.flush()
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            sys.stdout.writelines(line.encode(encoding, "backslashreplace").decode(encoding) for line in lines)
+            sys.stdout.flush()
         return [ACCEPTED] * len(messages)
 
 

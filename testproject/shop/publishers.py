@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import IO
 
 from django_outbox.brokers.console import ConsolePublisher
 from django_outbox.messages import Message, Outcome, rejected
@@ -13,11 +12,10 @@ class RoutedConsolePublisher(ConsolePublisher):
 
     Args:
         types: patterns of the accepted types, for example `order.*`.
-        stream: where to write; standard output by default.
     """
 
-    def __init__(self, alias: str, *, types: Sequence[str], stream: IO[str] | None = None) -> None:
-        super().__init__(alias, stream=stream)
+    def __init__(self, alias: str, *, types: Sequence[str]) -> None:
+        super().__init__(alias)
         self._types = tuple(types)
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command, get_commands
 
 from django_outbox.brokers.console import ConsolePublisher
-from django_outbox.messages import Message
+from django_outbox.messages import ACCEPTED, Message
 from django_outbox.models import Heartbeat, OutboxMessage, Pause
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
@@ -73,16 +73,17 @@ def test_a_command_prints_no_control_character_and_no_forged_line(using: str, na
         assert not [line for line in lines if line.startswith("OK: forged")], printed
 
 
-def test_the_console_publisher_prints_one_line_of_json_for_each_message():
+def test_the_console_publisher_prints_one_line_of_json_for_each_message(capsys: pytest.CaptureFixture[str]):
     headers = {HOSTILE: [HOSTILE, "\U000e0001\ud800"]}
     text = json.dumps({"of a service": HOSTILE}, ensure_ascii=False, indent="\t").replace("\n", "\r\n")
-    message = Message(1, "m", HOSTILE, HOSTILE, HOSTILE, text.encode(), headers, read_clock("default"), 0)
-    stream = io.StringIO()
-    ConsolePublisher("default", stream=stream).publish([message, message])
-    lines = stream.getvalue().split("\n")
+    fields = (HOSTILE, HOSTILE, HOSTILE, text.encode(), headers, read_clock("default"), 0)
+    outcomes = ConsolePublisher("default").publish([Message(1, "1", *fields), Message(2, "2", *fields)])
+    assert outcomes == [ACCEPTED] * 2
+    lines = capsys.readouterr().out.split("\n")
     assert not [each for line in lines for each in line if category(each)[0] in "CZ" and each != " "]
     assert lines[2:] == [""]
-    for line in lines[:2]:
+    for id, line in enumerate(lines[:2], 1):
         found = json.loads(line)
+        assert found["message_id"] == str(id)
         assert (found["type"], found["key"], found["headers"]) == (HOSTILE, HOSTILE, headers)
         assert found["payload"] == {"of a service": HOSTILE}

@@ -16,7 +16,7 @@ from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubj
 from tests.publishers.subjects.base import BrokerSubject, Subject
 from tests.publishers.subjects.http import HTTPSubject
 from tests.publishers.subjects.kafka import KafkaSubject
-from tests.publishers.subjects.local import ConsoleSubject, MemorySubject
+from tests.publishers.subjects.local import MemorySubject
 from tests.publishers.subjects.nats import JetStreamSubject
 from tests.publishers.subjects.rabbitmq import RabbitMQSubject
 from tests.publishers.subjects.redis import RedisSubject
@@ -24,7 +24,6 @@ from tests.support.claimed import make_message
 from tests.support.jars import ELASTICMQ
 from tests.support.waiting import eventually
 
-LOCAL: dict[str, Callable[[], Subject]] = {"memory": MemorySubject, "console": ConsoleSubject}
 BROKERS: dict[str, Callable[[], BrokerSubject]] = {
     "http": HTTPSubject,
     "kafka": KafkaSubject,
@@ -38,10 +37,12 @@ BROKERS: dict[str, Callable[[], BrokerSubject]] = {
 if ELASTICMQ.is_usable:
     BROKERS["sqs-elasticmq"] = ElasticMQSubject
 
+SUBJECTS: dict[str, Callable[[], Subject]] = {"memory": MemorySubject, **BROKERS}
 
-@pytest.fixture(params=[*LOCAL, *BROKERS])
+
+@pytest.fixture(params=[*SUBJECTS])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    subject = {**LOCAL, **BROKERS}[request.param]()
+    subject = SUBJECTS[request.param]()
     yield subject
     subject.close()
 

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -13,12 +12,10 @@ from hypothesis import strategies as st
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED
 from django_outbox.relay.sending.isolation import BROKER_RESPONDS, Isolation
-from tests.publishers.subjects.base import Subject
-from tests.publishers.test_contract import BROKERS, LOCAL
+from tests.publishers.test_contract import SUBJECTS
 from tests.support.claimed import make_message
 from tests.support.json_values import nested
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {**LOCAL, **BROKERS}
 # A queue of another kind or server, and a topic, have the encoding of the class.
 CASES = [(name, "plain") for name in SUBJECTS if name not in ("sqs-fifo", "sqs-elasticmq", "sns")]
 CASES += [(name, "cloudevents") for name in ("http", "kafka", "nats", "rabbitmq")]
