@@ -93,7 +93,7 @@ def read_text_message(
     body: bytes,
     topic: str,
     headers: dict[str, Any],
-    prefixes: tuple[str, ...],
+    prefix: str,
     *,
     position: str,
     problem: str,
@@ -115,41 +115,38 @@ def read_text_message(
         problem=problem,
         position=position,
     )
-    return read_event(incoming, content_type, prefixes)
+    return read_event(incoming, content_type, prefix)
 
 
-def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
+def read_event(incoming: Incoming, content_type: str, prefix: str) -> Incoming:
     """Return a message with the fields of the CloudEvent in it; the same message if it has none.
 
-    If it cannot be read, the message's `problem` is the reason. Headers with one of the `prefixes` are the attributes
-    of an event in binary mode.
+    If it cannot be read, the message's `problem` is the reason. Headers with the `prefix` are the attributes of an
+    event in binary mode.
     """
     try:
-        return _read_event(incoming, content_type, prefixes)
+        return _read_event(incoming, content_type, prefix)
     except Exception as error:
         # No content may end the consumers' threads, which call this. The text of the error may quote the event.
         return _with_problem(incoming, f"it cannot be read ({type(error).__name__})")
 
 
-def _read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
+def _read_event(incoming: Incoming, content_type: str, prefix: str) -> Incoming:
     if content_type[: len(MEDIA_TYPE)].lower() == MEDIA_TYPE:
-        return _read_structured(incoming, content_type, prefixes)
-    if not incoming.headers:
+        return _read_structured(incoming, content_type, prefix)
+    if f"{prefix}specversion" not in incoming.headers:
         return incoming
-    for prefix in prefixes:
-        if f"{prefix}specversion" in incoming.headers:
-            attributes = {}
-            headers = {}
-            for name, value in incoming.headers.items():
-                if name.startswith(prefix):
-                    attributes[name.removeprefix(prefix)] = value
-                else:
-                    headers[name] = value
-            return _with_attributes(incoming, attributes, headers)
-    return incoming
+    attributes = {}
+    headers = {}
+    for name, value in incoming.headers.items():
+        if name.startswith(prefix):
+            attributes[name.removeprefix(prefix)] = value
+        else:
+            headers[name] = value
+    return _with_attributes(incoming, attributes, headers)
 
 
-def _read_structured(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
+def _read_structured(incoming: Incoming, content_type: str, prefix: str) -> Incoming:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != JSON_MEDIA_TYPE:
         return _with_problem(
@@ -164,7 +161,7 @@ def _read_structured(incoming: Incoming, content_type: str, prefixes: tuple[str,
         body = json.dumps(data).encode() if encoded is None else base64.b64decode(encoded, validate=True)
     except (ValueError, TypeError, RecursionError) as error:
         return _with_problem(incoming, f"its body is not a CloudEvent in JSON ({type(error).__name__})")
-    headers = {name: value for name, value in incoming.headers.items() if not name.startswith(prefixes)}
+    headers = {name: value for name, value in incoming.headers.items() if not name.startswith(prefix)}
     return _with_attributes(incoming._replace(body=body), event, headers)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pika
 import pytest
-from cloudevents.core.bindings.amqp import to_binary_event as to_amqp_event
 from cloudevents.core.bindings.rabbitmq import to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
 
@@ -53,17 +52,6 @@ def test_an_event_in_structured_mode_is_read():
     message = to_structured_event(an_event())
     assert_is_the_event(deliver({"own": "x"}, message.content_type, message.body))
     assert_is_the_event(deliver({"own": "x"}, "Application/CloudEvents+JSON; charset=utf-8", message.body))
-
-
-@pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:"])
-def test_an_event_of_a_sender_of_amqp_1_0_is_read(prefix: str):
-    message = to_amqp_event(an_event())
-    headers = {name.replace("cloudEvents_", prefix): value for name, value in message.application_properties.items()}
-    # RabbitMQ turns milliseconds of AMQP 1.0 into seconds of AMQP 0-9-1.
-    headers[f"{prefix}time"] = TIME.replace(microsecond=0)
-    found = deliver({**headers, "own": "x"}, "application/json", message.application_data)
-    assert found.sent_at == TIME.replace(microsecond=0)
-    assert_is_the_event(found._replace(sent_at=TIME))
 
 
 def test_the_same_id_from_two_sources_is_two_messages():

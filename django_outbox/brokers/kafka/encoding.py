@@ -75,7 +75,7 @@ def read_delivery(tag: int, record: Received) -> Incoming:
         problem = f"its key or headers are not text in UTF-8: {describe(error)}"
     position = f"{topic} {record.partition()} {record.offset()}"
     body = TOMBSTONE if value is None else value
-    found = read_text_message(tag, body, topic, headers, (PREFIX,), position=position, problem=problem, key=key)
+    found = read_text_message(tag, body, topic, headers, PREFIX, position=position, problem=problem, key=key)
     return found if found.sent_at else found._replace(sent_at=_record_time(record))
 
 

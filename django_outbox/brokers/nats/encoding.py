@@ -138,7 +138,7 @@ def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
         delivery.body,
         delivery.subject.decode("utf-8", "replace"),
         own,
-        (PREFIX,),
+        PREFIX,
         position=b" ".join((stream, sequence, stored_at)).decode("utf-8", "replace"),
         problem=problem,
         message_id=own.pop(_OWN_ID, ""),

@@ -38,12 +38,6 @@ Knative, which the SDKs for Python and Go follow:
 https://github.com/knative-extensions/eventing-rabbitmq/blob/main/cloudevents-protocol-spec/spec.md
 """
 
-EVENT_PREFIXES = (EVENT_PREFIX, "cloudEvents_", "cloudEvents:")
-"""Prefixes of such headers that are read. RabbitMQ passes the application properties of AMQP 1.0 on as headers, whose
-prefix is `cloudEvents_`, or formerly `cloudEvents:`:
-https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/amqp-protocol-binding.md
-"""
-
 NAMES = (
     "content_type",
     "content_encoding",
@@ -274,7 +268,7 @@ def read_delivery(delivery: Delivered) -> Incoming:
         problem=problem,
         returns=returns if isinstance(returns, int) else 0,
     )
-    return read_event(incoming, properties.get("content_type", ""), EVENT_PREFIXES)
+    return read_event(incoming, properties.get("content_type", ""), EVENT_PREFIX)
 
 
 def decode_properties(data: bytes) -> dict[str, Any]:
