@@ -27,9 +27,6 @@ from django_outbox.utils.text import describe
 MAX_SHORT_STRING = 255
 """Maximum number of UTF-8 bytes of an AMQP short string: names, routing keys and most properties."""
 
-ROUTING_HEADERS = ("CC", "BCC")
-"""Headers from which RabbitMQ reads further routing keys; it closes the channel if one of them is not a list."""
-
 EVENT_PREFIX = "ce-"
 """Prefix of the headers that are attributes of CloudEvents, in binary mode.
 
@@ -164,15 +161,11 @@ def encode_headers(headers: Mapping[str, Any]) -> bytes:
     for name, value in headers.items():
         if name == KEY:
             continue
-        if name in ROUTING_HEADERS and not isinstance(value, list):
-            raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
         try:
             pieces.append(_header_name(name))
             pieces.append(_encode_value(value))
         except Unencodable as error:
             raise Unencodable(f"headers[{name!r}]: {error}") from None
-        except UnicodeEncodeError:
-            raise Unencodable(f"headers[{name!r}]: a lone surrogate cannot be encoded in UTF-8") from None
     return b"".join(pieces)
 
 
@@ -226,10 +219,7 @@ def _with_length(data: bytes) -> bytes:
 
 def short_string(part: str, value: str) -> bytes:
     """Encode an AMQP short string; the error names the part."""
-    try:
-        data = value.encode()
-    except UnicodeEncodeError:
-        raise Unencodable(f"{part} has a lone surrogate, which cannot be encoded in UTF-8") from None
+    data = value.encode()
     if len(data) > MAX_SHORT_STRING:
         raise Unencodable(f"{part} is {len(data)} bytes long in UTF-8; the limit of AMQP is {MAX_SHORT_STRING}")
     return len(data).to_bytes(1, "big") + data
