@@ -44,13 +44,10 @@ _TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
 
 class Blame(enum.Enum):
     MESSAGE = "message"
-    """This message."""
+    """This message, or every message for its topic."""
 
     BATCH = "batch"
     """One of the messages that were written to the partition together; the broker does not identify it."""
-
-    TOPIC = "topic"
-    """The topic: all messages for it have this error."""
 
     NONE = "none"
     """No message: it was not written because of another message, or because the producer ended. Send it again."""
@@ -77,7 +74,7 @@ _TOO_LARGE = Meaning(
     permanent=True,
     remedy="send less, or raise message.max.bytes in config and on the broker (topics: max.message.bytes)",
 )
-_UNKNOWN_TOPIC = Meaning(Blame.TOPIC, "unknown_topic", remedy="create the topic, or correct the option topic")
+_UNKNOWN_TOPIC = Meaning(Blame.MESSAGE, "unknown_topic", remedy="create the topic, or correct the option topic")
 _NOT_WRITTEN = Meaning(Blame.NONE)
 _OUTAGE = Meaning(Blame.BROKER)
 
@@ -99,9 +96,9 @@ MEANINGS: dict[int, Meaning] = {
     KafkaError._UNKNOWN_TOPIC: _UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION: _UNKNOWN_TOPIC,
     KafkaError.UNKNOWN_TOPIC_ID: _UNKNOWN_TOPIC,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: Meaning(Blame.TOPIC, "not_authorized", remedy=_NOT_AUTHORIZED),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: Meaning(Blame.MESSAGE, "not_authorized", remedy=_NOT_AUTHORIZED),
     KafkaError.TOPIC_EXCEPTION: Meaning(
-        Blame.TOPIC,
+        Blame.MESSAGE,
         "invalid_topic",
         permanent=True,
         remedy="a topic has up to 249 letters, digits, periods, hyphens and underscores; correct the option topic",

@@ -4,7 +4,7 @@ import abc
 import copy
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import pika
@@ -28,15 +28,10 @@ class RabbitMQConnection(ConnectionThread):
     The nodes of a cluster are tried in random order, so that connections spread over them.
     """
 
-    def __init__(
-        self,
-        options: RabbitMQOptions,
-        hosts: Sequence[pika.URLParameters],
-        make_wire: Callable[[AbstractStreamProtocol], Wire],
-    ) -> None:
+    def __init__(self, options: RabbitMQOptions, make_wire: Callable[[AbstractStreamProtocol], Wire]) -> None:
         super().__init__(options.alias, "rabbitmq")
         self._timeout = options.timeout
-        self._untried_hosts = random.sample(hosts, len(hosts))
+        self._untried_hosts = random.sample(options.hosts, len(options.hosts))
         self._failures: list[str] = []
         self.host = self._untried_hosts[0]
         self._loop = Loop()

@@ -133,7 +133,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     kind = "consumer"
 
     def __init__(self, consumer: RabbitMQConsumer) -> None:
-        super().__init__(consumer, consumer.hosts, self._make_wire)
+        super().__init__(consumer, self._make_wire)
         self._queue = consumer.queue
         # While one batch is stored, the next one arrives.
         self._window = Window(min(2 * consumer.batch_size, MAX_SHORT), consumer.limits.first_size)

@@ -131,7 +131,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         with self._lock:
             connection = self._connections.get(kind)
             if connection is None or not connection.accepts_more:
-                connection = self._connections[kind] = kind(self, self.hosts)
+                connection = self._connections[kind] = kind(self)
             return connection
 
     def _open(self, kind: type[RabbitMQPublisherConnection]) -> str:

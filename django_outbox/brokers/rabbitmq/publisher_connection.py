@@ -261,8 +261,8 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     kind = "publisher"
 
-    def __init__(self, options: PublishingOptions, hosts: Sequence[pika.URLParameters]) -> None:
-        super().__init__(options, hosts, lambda connection: ConfirmWire(connection, self._on_confirm))
+    def __init__(self, options: PublishingOptions) -> None:
+        super().__init__(options, lambda connection: ConfirmWire(connection, self._on_confirm))
         self._options = options
         self._lock = Lock()
         self._unsent: deque[Transmission] = deque()
