@@ -8,13 +8,12 @@ import contextvars
 import hashlib
 import inspect
 import json
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.db import Error, connections
@@ -74,14 +73,6 @@ def current_database() -> str:
     return _database.get()
 
 
-class Call(NamedTuple):
-    """A handler at work on a message, since a time of the monotonic clock."""
-
-    handler: str
-    message_id: int
-    began: float
-
-
 class HandlersPublisher(Publisher):
     """Calls the handler of each message, by default in a savepoint of the transaction of its claim.
 
@@ -100,7 +91,6 @@ class HandlersPublisher(Publisher):
     Attributes:
         in_transaction: the option `transaction`. If it is False, a lease keeps the message from other relays; all
             methods but `handle` are still called in the transaction that writes the message's new state.
-        calls: the handlers at work, by the thread that each one is called in.
 
     Raises:
         ImproperlyConfigured: an option is wrong.
@@ -128,7 +118,6 @@ class HandlersPublisher(Publisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
-        self.calls: dict[int, Call] = {}
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
@@ -230,7 +219,7 @@ class HandlersPublisher(Publisher):
             context.run(_database.set, using)
             context.run(attribution.set, {**attribution.get(), "cause": message.message_id})
             call = partial(context.run, function, event, message, *error)
-            with self._noting(found.name, message.id), _keeping_context(context, using):
+            with _keeping_context(context, using):
                 if seconds is None:
                     return context.run(finish, call())
                 began = time.monotonic()
@@ -238,16 +227,6 @@ class HandlersPublisher(Publisher):
                     # The call of a coroutine function takes no time.
                     returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
                     return context.run(finish, returned, seconds, time.monotonic() - began)
-
-    @contextmanager
-    def _noting(self, handler: str, message_id: int) -> Iterator[None]:
-        """Keep a call among `calls` while it lasts."""
-        thread = threading.get_ident()
-        self.calls[thread] = Call(handler, message_id, time.monotonic())
-        try:
-            yield
-        finally:
-            self.calls.pop(thread, None)
 
 
 def decode_message(message: Message) -> Any:

@@ -220,15 +220,6 @@ class BlockedKey:
     next_attempt: datetime.datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerCall:
-    """A handler that has been at work on one message for long."""
-
-    handler: str
-    message_id: int
-    since: datetime.datetime
-
-
 RUNNING, STOPPED, NOT_SEEN = RELAY_STATES = (
     gettext_noop("running"),
     gettext_noop("stopped"),
@@ -250,7 +241,6 @@ class RelayStatus:
         state: one of `RELAY_STATES`.
         mode: `run`, `drain` or `once`.
         publishers: the state of each publisher's circuit breaker, or `crashed`, by alias.
-        slow_handlers: the handler that has been at work for longest, by publisher, if that is long and the relay runs.
     """
 
     name: str
@@ -270,7 +260,6 @@ class RelayStatus:
     failed: int
     outages: dict[str, OutageFigure] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    slow_handlers: dict[str, HandlerCall] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:

@@ -42,7 +42,6 @@ from django_outbox.monitoring.figures import (
     ConsumerStatus,
     Count,
     FailureGroup,
-    HandlerCall,
     OutageFigure,
     PausedType,
     PeriodCount,
@@ -383,7 +382,6 @@ def _read_last_deliveries(using: str, now: datetime.datetime) -> dict[str, datet
 
 def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
     state = _find_state(report, now)
-    calls = {alias: each["call"] for alias, each in report.publishers.items() if each.get("call")}
     return RelayStatus(
         **{name: getattr(report, name) for name in REPORTED},
         name=report.relay,
@@ -394,11 +392,6 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
             alias: _describe_outage(state, report) for alias, state in report.publishers.items() if state.get("reason")
         },
         refused={alias: str(state["refused"]) for alias, state in report.publishers.items() if state.get("refused")},
-        slow_handlers={
-            alias: HandlerCall(call["handler"], call["message"], _from_timestamp(call["since"], report.seen_at))
-            for alias, call in calls.items()
-            if state == RUNNING
-        },
     )
 
 

@@ -33,16 +33,13 @@ NOT_SETTLED = "outbox.not_settled"
 
 
 class Unsettled(Exception):
-    """The database was unavailable, or refused a new state, when a batch was published already.
-
-    Args:
-        session: the driver's connection that had claimed them.
-    """
+    """The database was unavailable, or refused a new state, when a batch was published already."""
 
     def __init__(self, error: DatabaseError | InterfaceError, published: Sequence[Message], session: object) -> None:
         super().__init__(describe(error))
         self.error = error
         self.published = published
+        # The driver's connection that had claimed them.
         self.session = session
 
 

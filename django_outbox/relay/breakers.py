@@ -206,12 +206,7 @@ class Breakers:
         published: Sequence[Message] = (),
         unsettled: Outage | None = None,
     ) -> None:
-        """Process the result of a batch that was permitted.
-
-        Args:
-            outage: why the publisher was unavailable; None if it was not, or if nothing was sent.
-            unsettled: why the published messages could not be settled; None if they were.
-        """
+        """Process the result of a batch that was permitted."""
         breaker, seconds = self._breakers[publisher_alias], 0.0
         with self._lock:
             before, now = breaker.state, time.monotonic()

@@ -11,12 +11,7 @@ from django_outbox.stores import Failed, Retried, Settlement
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The rules for the messages of a publisher.
-
-    Args:
-        retry: returns the retry policy of a message.
-        failed_blocks_key: whether a failed message blocks its key.
-    """
+    """The rules for the messages of a publisher."""
 
     retry: Callable[[Message], RetryPolicy]
     failed_blocks_key: bool = False
@@ -28,7 +23,6 @@ class Decisions(NamedTuple):
     Args:
         outcomes: one per message, in the order of the batch.
         settlement: the new states. Unanswered and blocked messages are not in it: they go back as they were.
-        failed: the messages that fail, and why.
     """
 
     outcomes: list[Outcome]

@@ -28,7 +28,6 @@ class Limits(ServiceLimits):
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
         watch_interval: time between two looks for database calls that hang.
         hang_patience: how long a claim or a settlement may wait for the database before this is reported.
-        handler_patience: how long a handler may work on one message before the relay's report names it.
         tenant_interval: time between two looks for new and deleted tenants, and for those that could not be served.
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
         listed: maximum number of ids that one listing of a stream reads.
@@ -60,7 +59,6 @@ class Limits(ServiceLimits):
     listen_time: float = 0.5
     watch_interval: float = 2.0
     hang_patience: float = 30.0
-    handler_patience: float = 10.0
     tenant_interval: float = 10.0
     pause_interval: float = 1.0
     listed: int = 10_000

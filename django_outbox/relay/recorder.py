@@ -55,11 +55,7 @@ class Recorder:
             self._publish_seconds = self._finish_phase("publish", len(messages))
 
     def settled(self, count: int, batch: Sequence[Message], settlement: Settlement) -> None:
-        """Record the new states of the claimed rows, which are committed.
-
-        Args:
-            settlement: the new states; messages that it does not name went back as they were.
-        """
+        """Record the new states of the claimed rows, which are committed."""
         self._finish_phase("settle", count)
         if batch_settled.receivers:
             counts = _count_types(batch, settlement)
@@ -249,11 +245,7 @@ def _count_types(batch: Sequence[Message], settlement: Settlement) -> Counter[tu
 
 
 def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message], settlement: Settlement) -> None:
-    """Send the signals for failed and recovered messages of a batch; call it when the settlement is committed.
-
-    Args:
-        messages: the batch; messages that `settlement` does not name are ignored.
-    """
+    """Send the signals for failed and recovered messages of a batch, whose settlement is committed."""
     if settlement.failed:
         batch = {message.id: message for message in messages}
         failures = [

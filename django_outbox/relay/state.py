@@ -69,11 +69,7 @@ class Tally:
 
 
 class Budget:
-    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
-
-    Args:
-        whole: the budget that this one is a part of.
-    """
+    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe."""
 
     def __init__(
         self,
@@ -229,7 +225,6 @@ class RelayState:
 
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
-        handler_locks: held by the workers of a publisher while its handlers conflict with each other.
         schema: the tenant's schema, if the relay serves several.
     """
 
@@ -272,17 +267,9 @@ class RelayState:
         return self.service.stopping or self.budget.spent
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
-        """Return the state of a publisher's breaker, or of its crashed workers, and a handler that takes long."""
+        """Return the state of a publisher's breaker, or of its crashed workers."""
         crash = self.service.outages.find(self.name_worker(publisher_alias))
         state = self.breakers.describe(publisher_alias) | {"refused": self.refusals[publisher_alias].reason}
-        # A copy, because workers change it.
-        calls = dict(self.handlers[publisher_alias].calls) if publisher_alias in self.handlers else {}
-        if calls:
-            call = min(calls.values(), key=lambda call: call.began)
-            seconds = time.monotonic() - call.began
-            if seconds >= self.limits.handler_patience:
-                since = time.time() - seconds
-                state["call"] = {"handler": call.handler, "message": call.message_id, "since": since}
         if crash is None:
             return state
         since = crash.since.timestamp()

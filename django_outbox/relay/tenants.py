@@ -67,11 +67,7 @@ class Schema:
 
 
 class Tenants:
-    """The schemas that a relay serves, and the turns of its threads.
-
-    Raises:
-        ImproperlyConfigured: the database has no schema for each tenant, or a publisher has a stream.
-    """
+    """The schemas that a relay serves, and the turns of its threads."""
 
     def __init__(self, state: RelayState, publishers: Sequence[Publisher], workers: int) -> None:
         connection: Any = connections[state.using]

@@ -18,7 +18,6 @@ class Attempt(NamedTuple):
 
     Args:
         wait: seconds until the next one.
-        found_nothing: whether nothing was due.
         caught_up: whether it has settled all that was due, so that the next one would find nothing.
     """
 
@@ -38,9 +37,6 @@ class Worker:
 
     Args:
         reads_log: whether it works long enough to read the database's log.
-
-    Attributes:
-        delivered: number of messages so far.
     """
 
     def __init__(self, publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> None:

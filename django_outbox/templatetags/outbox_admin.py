@@ -10,7 +10,6 @@ from django.utils.translation import gettext as _
 from django_outbox.admin.display import breakable, clock, exact, with_age
 from django_outbox.admin.overview_page import address
 from django_outbox.monitoring.figures import FailureGroup
-from django_outbox.utils.text import duration
 
 register = template.Library()
 register.filter("breakable", breakable)
@@ -22,11 +21,6 @@ register.filter("exact", exact)
 def age(time: datetime.datetime | None, now: datetime.datetime) -> SafeString | str:
     # What the figures show has happened, even if it was read a moment after their time.
     return with_age(time and min(time, now), now=now)
-
-
-@register.filter
-def lasted(since: datetime.datetime, now: datetime.datetime) -> str:
-    return duration(round((now - since).total_seconds()))
 
 
 @register.filter

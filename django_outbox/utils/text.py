@@ -28,10 +28,6 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
 
     Line breaks, escape sequences and other characters that cannot be printed are escaped. Of a database error only the
     first line is kept, and never PostgreSQL's DETAIL, because it quotes the row. It never raises, even if `str()` does.
-
-    Args:
-        text: an exception, a string, or any object given instead of a string.
-        max_length: maximum number of characters; a longer text ends with an ellipsis.
     """
     try:
         found = str(text).partition("DETAIL:")[0].strip()

@@ -162,7 +162,7 @@ def _blocked_keys(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _relays(figures: Status) -> Iterable[Sequence[str]]:
-    yield "relay", "state", "version", "mode", "workers", "publishers", "started", "seen", "delivered", "slow"
+    yield "relay", "state", "version", "mode", "workers", "publishers", "started", "seen", "delivered"
     for each in figures.relays:
         yield (
             each.name,
@@ -174,11 +174,6 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
             _ago(figures, each.started_at),
             f"{duration(round(each.seconds_since_seen))} ago",
             f"{each.processed:,}",
-            ", ".join(
-                f"handler {call.handler} has run for {_age(figures, call.since)} on message {call.message_id}"
-                for call in each.slow_handlers.values()
-            )
-            or "-",
         )
 
 

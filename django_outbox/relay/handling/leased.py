@@ -142,10 +142,6 @@ class _LeaseRenewer:
 
     The thread opens its connection when the first renewal is due. There is no thread in a test's own transaction, or
     for SQLite's memory, which other threads do not see.
-
-    Attributes:
-        lock: held during a renewal.
-        has_ended: whether the lease was ended with the settlement of the message.
     """
 
     def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: Source) -> None:

@@ -81,10 +81,6 @@ class TransactionLost(Exception):
             outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
         return read_outcome(outcome)
 
-    def again(self, error: BaseException) -> "TransactionLost":
-        """Return the loss of the transaction that was to settle this one; the publisher may have caused it again."""
-        return TransactionLost(self.message, error, self.attempted or retry_later(describe(self.error)))
-
 
 Result = Outcome | TransactionLost
 """The result of the work on a message."""
@@ -161,7 +157,8 @@ class Savepoints:
             elif is_bare:
                 return self.refuse(message, failure.error)
             elif isinstance(failure, Unsettled):
-                result = lost.again(failure.error) if lost else TransactionLost(message, failure.error)
+                # What the publisher writes about a loss may have caused this one.
+                result = TransactionLost(message, failure.error, retry_later(describe(lost.error)) if lost else None)
             elif lost or wait or not may_pass(failure.error):
                 # What the publisher writes about its result may end the session each time.
                 result = failure

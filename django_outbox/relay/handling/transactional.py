@@ -249,13 +249,11 @@ class BatchSizes:
     A batch holds the locks of all its handlers until it is committed. Handlers that would seldom deadlock then do so
     often, and a smaller batch holds fewer locks for a shorter time. A message that conflicts twice in a row is
     delivered alone.
-
-    Attributes:
-        in_a_row: number of conflicts of the same message in a row.
     """
 
     def __init__(self, lock: HandlerLock) -> None:
         self._lock = lock
+        # Conflicts of the same message.
         self.in_a_row = 0
         self._id = 0
         self._size: int | None = None

@@ -9,7 +9,6 @@ from django_outbox.monitoring.figures import (
     ConsumerStatus,
     Count,
     FailureGroup,
-    HandlerCall,
     Level,
     PausedType,
     PeriodCount,
@@ -149,7 +148,7 @@ def a_bad_night(using: str = "default") -> Status:
             ConsumerStatus("refunds", "queue 'refunds' at mq:5672", "not_read", 0, before(minutes=47)),
         ),
         relays=(
-            a_relay(slow_handlers={"default": HandlerCall("shop.handlers.charge", 1187, before(seconds=42))}),
+            a_relay(),
             a_relay(host="web-old", state="not seen", seen_at=before(minutes=47), seconds_since_seen=2820.0),
         ),
         last_hour=tuple(hour),
