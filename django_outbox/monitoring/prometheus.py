@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from django_outbox.monitoring.figures import PublisherStatus, Status, StreamStatus
+from django_outbox.monitoring.figures import PublisherStatus, Status
 from django_outbox.monitoring.readings import Reading, read_all
 
 __all__ = ["OutboxCollector"]
@@ -47,14 +47,6 @@ def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Sta
 
     def read(reading: Reading) -> list[Sample]:
         found = [(each.alias, value(each, reading.status)) for each in reading.status.publishers]
-        return [((alias,), number) for alias, number in found if number is not None]
-
-    return Gauge(name, help, ("database", "publisher"), read)
-
-
-def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], float | None]) -> Gauge:
-    def read(reading: Reading) -> list[Sample]:
-        found = [(each.publisher, value(each)) for each in reading.status.streams]
         return [((alias,), number) for alias, number in found if number is not None]
 
     return Gauge(name, help, ("database", "publisher"), read)
@@ -148,26 +140,13 @@ GAUGES = (
             ((each.alias, result), getattr(each, result)) for each in reading.status.consumers for result in RESULTS
         ],
     ),
-    _stream_gauge("stream_messages", "Messages of the stream that are not delivered.", lambda s: s.waiting.number),
-    _stream_gauge(
-        "stream_oldest_seconds",
-        "Time since the oldest message of the stream that is not delivered was enqueued; 0 if there is none.",
-        lambda s: s.oldest or 0.0,
-    ),
-    _stream_gauge(
-        "stream_owned",
-        "Whether the relay that moved the stream's position last is running.",
-        lambda s: s.owned,
-    ),
-    _stream_gauge(
-        "stream_log_read",
-        "Whether a relay reads PostgreSQL's log; absent if the source is another one, or on a standby.",
-        lambda s: s.log_is_read,
-    ),
-    _stream_gauge(
+    Gauge(
         "stream_log_kept_bytes",
         "Size of the log that PostgreSQL keeps for the relay that reads it; absent if none does.",
-        lambda s: s.log_kept,
+        ("database", "publisher"),
+        lambda reading: [
+            ((each.publisher,), each.log_kept) for each in reading.status.streams if each.log_kept is not None
+        ],
     ),
 )
 """All gauges, in the order in which they are shown."""
