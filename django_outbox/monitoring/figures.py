@@ -55,8 +55,7 @@ class PausedType:
 
     Args:
         resuming: whether the type was resumed, but not all of its held messages are due again.
-        held: number of messages of the type that are held.
-        waiting: number of messages that would be due, but wait behind a held one of their key. They count as blocked.
+        held: number of messages of the type that are held. Those that wait behind them count as blocked.
     """
 
     type: str
@@ -65,7 +64,6 @@ class PausedType:
     paused_at: datetime.datetime
     resuming: bool = False
     held: Count = NONE
-    waiting: Count = NONE
 
 
 @dataclass(frozen=True, slots=True)

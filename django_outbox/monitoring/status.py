@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -121,18 +121,13 @@ _tallies: dict[tuple[str, ...], tuple[float, Tally]] = {}
 
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
-    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not.
-
-    Args:
-        behind_paused: those that wait behind a head that is held because its type is paused, by that type.
-    """
+    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not."""
 
     complete: bool = True
     retrying: Count = NONE
     waiting: Count = NONE
     oldest_due: datetime.datetime | None = None
     blocked_keys: tuple[BlockedKey, ...] = ()
-    behind_paused: Mapping[str, Count] = field(default_factory=dict)
 
 
 class Head(NamedTuple):
@@ -217,7 +212,7 @@ def read_status(using: str) -> Status:
         blocked += heads.blocked_keys
         all_keys &= heads.complete and len(heads.blocked_keys) < MAX_BLOCKED
         streamed = read_stream(using, alias, positions)
-        paused = [_describe_pause(pause, heads) for pause in pauses[alias]]
+        paused = [_describe_pause(pause) for pause in pauses[alias]]
         figures = replace(
             read_queue(using, alias, now, heads, streamed),
             configured=alias in configured,
@@ -256,7 +251,7 @@ def read_status(using: str) -> Status:
     return replace(result, verdicts=judge(result))
 
 
-def _describe_pause(pause: Pause, heads: HeadFigures) -> PausedType:
+def _describe_pause(pause: Pause) -> PausedType:
     return PausedType(
         pause.type,
         pause.reason,
@@ -264,7 +259,6 @@ def _describe_pause(pause: Pause, heads: HeadFigures) -> PausedType:
         pause.paused_at,
         resuming=pause.resumed_at is not None,
         held=count_held(pause),
-        waiting=heads.behind_paused.get(pause.type, NONE),
     )
 
 
@@ -454,11 +448,6 @@ def read_heads(using: str, publisher: str) -> HeadFigures:
     blocking = [head for head in heads if head.size > 1 and (head.available_at is None or head.id in retrying)]
     blocking.sort(key=lambda head: (-head.size, head.id))
     messages = OutboxMessage.objects.using(using)
-    behind_paused: Counter[str] = Counter()
-    paused = {head.id: head.due for head in heads if head.due and head.available_at == HELD_BY_PAUSE}
-    for ids in batches(paused):
-        for id, type in messages.filter(pk__in=ids).values_list("pk", "type"):
-            behind_paused[type] += paused[id]
     more = not complete
     return HeadFigures(
         complete=complete,
@@ -468,7 +457,6 @@ def read_heads(using: str, publisher: str) -> HeadFigures:
         blocked_keys=describe_blocked(
             messages, {head.id: Count(head.size - 1, more) for head in blocking[:MAX_BLOCKED]}
         ),
-        behind_paused={type: Count(number, more) for type, number in behind_paused.items()},
     )
 
 

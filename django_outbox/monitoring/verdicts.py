@@ -119,16 +119,13 @@ def _judge_pauses(publisher: PublisherStatus) -> Iterator[Verdict]:
         yield _about(publisher, Level.WARNING, "paused", text, details=_details(publisher.paused))
         return
     for each in publisher.paused_types:
-        text = _(
-            "Messages of type %(type)r of the publisher %(publisher)r are paused%(details)s: %(held)s held, "
-            "%(waiting)s waiting behind them."
-        )
+        text = _("Messages of type %(type)r of the publisher %(publisher)r are paused%(details)s: %(held)s held.")
         if each.resuming:
             text = _(
                 "Type %(type)r of the publisher %(publisher)r was resumed, but %(held)s of its messages are still "
-                "held, %(waiting)s waiting behind them. Resume it again."
+                "held. Resume it again."
             )
-        values = {"type": each.type, "details": _details(each), "held": each.held, "waiting": each.waiting}
+        values = {"type": each.type, "details": _details(each), "held": each.held}
         yield _about(publisher, Level.WARNING, "paused", text, **values)
 
 

@@ -102,9 +102,7 @@ def a_bad_night(using: str = "default") -> Status:
                 paused=PausedType("", "a new exchange", "ada", before(minutes=5)),
                 blocked=Count(2710),
                 held=Count(54),
-                paused_types=(
-                    PausedType("order.paid", "", "bob", before(minutes=9), held=Count(54), waiting=Count(2710)),
-                ),
+                paused_types=(PausedType("order.paid", "", "bob", before(minutes=9), held=Count(54)),),
             ),
             PublisherStatus("old_alias", configured=False, due=Count(7), oldest_due=86_400.0 * 3),
         ),
