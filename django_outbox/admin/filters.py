@@ -156,24 +156,15 @@ class TypeFilter(TypedFilter):
 
 
 class ErrorClassFilter(TypedFilter):
-    """Failed messages by a part of their error class, whatever its case."""
+    """Messages by a part of their error class, whatever its case."""
 
     title = OutboxMessage._meta.get_field("error_class").verbose_name
     parameter_name = "error_class"
     any_value = _("Any error class")
     example = "timeout"
 
-    def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
-        super().__init__(request, params, *args)
-        self.of_failed = state_of(request) == Status.FAILED
-
-    def has_output(self) -> bool:
-        return self.of_failed
-
     def wanted(self) -> Wanted | None:
-        if not (self.value and self.of_failed):
-            return None
-        return Wanted("error_class", wildcard(self.value, re.IGNORECASE).search)
+        return Wanted("error_class", wildcard(self.value, re.IGNORECASE).search) if self.value else None
 
 
 class CauseFilter(TypedFilter):

@@ -244,19 +244,18 @@ def test_the_list_shortens_a_long_error(admin_client: Client):
     assert "second line" not in page
 
 
-def test_failed_messages_are_filtered_by_a_part_of_their_error_class(admin_client: Client):
+def test_messages_are_filtered_by_a_part_of_their_error_class(admin_client: Client):
     ids = [
         *put(Status.FAILED, error_class="shop.Timeout", age=9),
         *put(Status.FAILED, error_class="stock.timeouts.Slow"),
     ]
     put(Status.FAILED, error_class="rabbitmq.nack")
-    pending = put(Status.PENDING, error_class="shop.Full")
+    put(Status.PENDING, error_class="shop.Full")
+    pending = put(Status.PENDING, error_class="shop.Timeout")
     assert listed(admin_client.get(CHANGELIST, {"error_class": "timeout"})) == ids[::-1]
     assert listed(admin_client.get(CHANGELIST, {"error_class": "shop*out"})) == ids[:1]
     assert listed(admin_client.get(CHANGELIST, {"error_class": "timeout", "type": "order.paid"})) == []
-    page = admin_client.get(CHANGELIST, {"state": "pending", "error_class": "timeout"})
-    assert 'type="text" name="error_class"' not in text(page)
-    assert listed(page) == pending
+    assert listed(admin_client.get(CHANGELIST, {"state": "pending", "error_class": "timeout"})) == pending
 
 
 def test_times_are_shown_as_ages_with_the_exact_time_in_the_tooltip(admin_client: Client):
