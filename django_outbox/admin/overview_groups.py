@@ -29,7 +29,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Status
 from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.figures import NONE, Count
-from django_outbox.monitoring.status import ERROR_START, list_failures, list_retrying
+from django_outbox.monitoring.status import ERROR_START, Failure, list_failures, list_retrying
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint, first_line
 
@@ -60,19 +60,7 @@ class Group:
         return " · ".join(filter(None, [self.error_class, self.type, self.publisher]))
 
 
-class _Waiting(NamedTuple):
-    id: int
-    publisher: str
-    type: str
-    error_class: str
-    partition: int
-    blocks_key: bool
-    first_error_at: datetime.datetime
-    last_error_at: datetime.datetime
-    error: str
-
-
-def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int) -> tuple[list[_Waiting], bool]:
+def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int) -> tuple[list[Failure], bool]:
     """Return a publisher's messages that wait for another attempt, and whether there are more.
 
     At most `limit` of those without a key are read, by due time, and as many that are the first ones of their keys.
@@ -84,29 +72,30 @@ def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int
     ids = list(unkeyed.values_list("id", flat=True)[:limit])
     heads = list_retrying(using, publisher, now, limit)
     waiting = messages.filter(attempts__gt=0, available_at__gt=now, available_at__lt=HELD_BY_PAUSE).order_by("id")
-    columns: Any = waiting.values_list(*_Waiting._fields[:-1], ERROR_START)
+    fields = ("last_error_at" if name == "failed_at" else name for name in Failure._fields[:-1])
+    columns: Any = waiting.exclude(last_error_at=None).values_list(*fields, ERROR_START)
     rows = [row for part in batches([*ids, *heads]) for row in columns.filter(pk__in=part)]
-    return [_Waiting(*row) for row in rows if None not in row], max(len(ids), len(heads)) == limit
+    return [Failure(*row) for row in rows], max(len(ids), len(heads)) == limit
 
 
 def read_waiting(status: figures.Status) -> tuple[list[figures.FailureGroup], bool]:
     """Return the messages that wait for another attempt by cause, the largest group first, and whether all are."""
-    causes: defaultdict[tuple[str, str, str], list[_Waiting]] = defaultdict(list)
+    causes: defaultdict[tuple[str, str, str], list[Failure]] = defaultdict(list)
     complete = True
     for publisher in status.publishers:
         if publisher.retrying:
             found, more = _list_waiting(status.using, publisher.alias, status.at, MAX_SHOWN)
             complete &= not more
             for each in found:
-                causes[each.publisher, each.error_class, each.type].append(each)
+                causes[each.cause].append(each)
     groups = [
         figures.FailureGroup(
             *cause,
             Count(len(found)),
             NONE,
-            min(each.first_error_at for each in found),
-            max(each.last_error_at for each in found),
-            example=first_line(max(found, key=lambda each: each.last_error_at).error),
+            min(each.failed_at for each in found),
+            max(each.failed_at for each in found),
+            example=first_line(max(found, key=lambda each: each.failed_at).error),
         )
         for cause, found in causes.items()
     ]
@@ -128,12 +117,11 @@ def find_members(operation: Operation, group: Group, until: datetime.datetime) -
     """
     cause = (group.publisher, group.error_class, group.type)
     if operation.state is Status.PENDING:
-        waiting, more = _list_waiting(group.using, group.publisher, read_clock(group.using), MAX_WAITING)
-        of_group = [each for each in waiting if (each.publisher, each.error_class, each.type) == cause]
-        return Members([Target(*each[:6]) for each in of_group if each.last_error_at <= until], more)
-    failures, more = list_failures(group.using, MAX_FAILED)
+        failures, more = _list_waiting(group.using, group.publisher, read_clock(group.using), MAX_WAITING)
+    else:
+        failures, more = list_failures(group.using, MAX_FAILED)
     # Compared here, because the collation of a database may ignore case.
-    found = [each for each in failures if each[:3] == cause and each.failed_at <= until]
+    found = [each for each in failures if each.cause == cause and each.failed_at <= until]
     if group.fingerprint:
         found = [each for each in found if fingerprint(each.error) == group.fingerprint]
     example = first_line(found[0].error) if found and group.fingerprint else ""

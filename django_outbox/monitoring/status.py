@@ -141,7 +141,7 @@ class Head(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A failed message, with `ERROR_START` of its error."""
+    """A message that failed, or waits for another attempt, with `ERROR_START` of its error."""
 
     publisher: str
     error_class: str
@@ -151,6 +151,10 @@ class Failure(NamedTuple):
     partition: int
     id: int
     error: str
+
+    @property
+    def cause(self) -> tuple[str, str, str]:
+        return self.publisher, self.error_class, self.type
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,7 +693,7 @@ def read_failures(using: str) -> Failures:
 
 def _group_by_cause(failures: Sequence[Failure]) -> dict[tuple[str, str, str, str], list[Failure]]:
     """Return the failures by cause; too many fingerprints of one publisher, error class and type are one group."""
-    named = [((each.publisher, each.error_class, each.type), fingerprint(each.error)) for each in failures]
+    named = [(each.cause, fingerprint(each.error)) for each in failures]
     fingerprints = Counter(cause for cause, _ in set(named))
     groups: defaultdict[tuple[str, str, str, str], list[Failure]] = defaultdict(list)
     for (cause, name), each in zip(named, failures, strict=True):

@@ -235,13 +235,8 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
     if publisher.drains:
         text = _(
             "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain ended "
-            "%(ended)s ago."
+            "%(ended)s ago%(reason)s."
         )
-        if publisher.last_drain_outage:
-            text = _(
-                "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain, "
-                "%(ended)s ago, failed%(reason)s."
-            )
         ended = duration(round(_seconds_since(publisher.last_drain, status)))
         return text, {**values, "ended": ended, "reason": publisher.last_drain_outage}
     silent = _silent(publisher, status)

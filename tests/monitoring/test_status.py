@@ -440,12 +440,12 @@ def test_a_drain_that_has_ended_is_no_relay_and_its_outage_is_over(using: str, m
     (verdict, *_) = read_status(using).verdicts
     assert verdict.code == "not_delivering"
     assert verdict.sentence == (
-        "Not delivering for 1 min 30 s: 2 due for 'default'. No relay is running; the last drain, 1 min 42 s ago, "
-        "failed (connection refused)."
+        "Not delivering for 1 min 30 s: 2 due for 'default'. No relay is running; the last drain ended 1 min 42 s ago "
+        "(connection refused)."
     )
     # The next one reaches the broker, and does not deliver all of them.
     reports.create(relay="b", publishers={"default": {"state": "closed"}}, seen_at=now, stopped_at=now, **common)
-    assert "the last drain ended 0 s ago" in read_status(using).verdict.sentence
+    assert read_status(using).verdict.sentence.endswith("the last drain ended 0 s ago.")
 
 
 def test_a_drain_that_failed_after_others_delivered_is_not_well():
@@ -454,7 +454,7 @@ def test_a_drain_that_failed_after_others_delivered_is_not_well():
     publisher = replace(publisher, delivered_at=NOW, last_drain=moments_ago, last_drain_outage="connection refused")
     [verdict] = judge(Status("default", NOW, (publisher,)))
     assert (verdict.level, verdict.code) == (Level.WARNING, "not_delivering")
-    assert verdict.sentence.endswith("the last drain, 3 s ago, failed (connection refused).")
+    assert verdict.sentence.endswith("the last drain ended 3 s ago (connection refused).")
     [verdict] = judge(Status("default", NOW, (replace(publisher, last_drain_outage=""),)))
     assert verdict.code == "delivering"
 
