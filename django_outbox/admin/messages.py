@@ -1,6 +1,5 @@
 """The admin of messages: lists and shows them, read-only, and requeues and discards failed messages."""
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
@@ -60,23 +59,6 @@ def _key(message: OutboxMessage) -> str:
     return admin_display.name(message.key) if message.key else admin_display.NONE
 
 
-def _filled(fields: Iterable[Any], message: OutboxMessage) -> tuple[Any, ...]:
-    """Return the fields of a page, without those that have no value for this message."""
-    kept = (_filled(each, message) if isinstance(each, tuple) else each for each in fields)
-    return tuple(each for each in kept if each and not (isinstance(each, str) and _is_blank(each, message)))
-
-
-def _is_blank(field: str, message: OutboxMessage) -> bool:
-    if field == "pretty_payload":
-        return False
-    if field in {"actor", "linked_cause"}:
-        return not _header(message, SHOWN_AS.sub("", field))
-    if field == "key_state" and message.status is Status.PROCESSED:
-        return True
-    shown = "key" if field == "key_state" else SHOWN_AS.sub("", field)
-    return getattr(message, shown, True) in (None, "", [], {})
-
-
 def _redacted(message: OutboxMessage) -> Shown:
     return redacted(message.type, message.payload, message.headers)
 
@@ -87,9 +69,6 @@ def _header(message: OutboxMessage, name: str) -> str:
     # A page cannot contain a lone surrogate.
     return str(value).encode("utf-8", "backslashreplace").decode()
 
-
-SHOWN_AS = re.compile("^(pretty|linked|shown)_")
-"""The beginning of the name of a column that shows a field."""
 
 # The classes of their cells.
 _type.__name__, _key.__name__ = "type", "key"
@@ -176,13 +155,17 @@ class OutboxMessageAdmin(OperationsAdmin):
         kwargs["help_texts"] = dict.fromkeys([field.name for field in self.opts.fields], "")
         return super().get_form(request, obj, change, **kwargs)
 
-    pretty_error = _column(lambda message: admin_display.preformatted(message.error), _("error"))
+    pretty_error = _column(
+        lambda message: admin_display.preformatted(message.error) if message.error else "-", _("error")
+    )
     pretty_history = _column(lambda message: admin_display.history(message.history), _("failed attempts"))
     key_state = _column(admin_display.key_state, _("blocks its key"))
     copyable_id = _column(lambda message: admin_display.copyable(message.pk), _("ID"))
     copyable_message_id = _column(lambda message: admin_display.copyable(message.message_id), _("message ID"))
     pretty_payload = _column(lambda message: admin_display.pretty_json(_redacted(message).payload), _("payload"))
-    pretty_headers = _column(lambda message: admin_display.pretty_json(_redacted(message).headers), _("headers"))
+    pretty_headers = _column(
+        lambda message: admin_display.pretty_json(_redacted(message).headers) if message.headers else "-", _("headers")
+    )
 
     @admin.display(description=_("error class"))
     def linked_error_class(self, message: OutboxMessage) -> str:
@@ -204,6 +187,8 @@ class OutboxMessageAdmin(OperationsAdmin):
     @admin.display(description=_("original"))
     def pretty_original(self, message: OutboxMessage) -> str:
         original: Any = message.original
+        if original is None:
+            return "-"
         if get_settings().redact is not None:
             if isinstance(original, dict) and "payload" in original:
                 shown = redacted(message.type, original["payload"], message.headers)
@@ -224,8 +209,18 @@ class OutboxMessageAdmin(OperationsAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
             return self.fieldsets
-        filled = ((title, _filled(options["fields"], obj)) for title, options in self.fieldsets)
+        filled = ((title, self._filled(options["fields"], obj)) for title, options in self.fieldsets)
         return [(title, {"fields": fields}) for title, fields in filled if fields]
+
+    def _filled(self, fields: Iterable[Any], message: OutboxMessage) -> tuple[Any, ...]:
+        """Return the fields of a page, without those that have no value for this message."""
+        kept = (self._filled(each, message) if isinstance(each, tuple) else each for each in fields)
+        return tuple(each for each in kept if each and not (isinstance(each, str) and self._is_blank(each, message)))
+
+    def _is_blank(self, field: str, message: OutboxMessage) -> bool:
+        shown = getattr(self, field, None)
+        text: str = shown(message) if shown else getattr(message, field)
+        return text == ("-" if shown else "")
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         message: Any = context.get("original")
