@@ -102,7 +102,7 @@ class Inbox:
 
     def stop(self) -> None:
         """Let `run` finish the current batches and return. Safe to call in a signal handler."""
-        self._state.service.stopping = True
+        self._state.service.request_stop()
 
     def _read(self, consumer: Consumer) -> None:
         state = self._state

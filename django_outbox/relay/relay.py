@@ -235,7 +235,7 @@ class Relay:
 
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
-        self._state.service.stopping = True
+        self._state.service.request_stop()
 
     def close(self) -> None:
         """Close the publishers in parallel, and wait for that at most `stop_timeout` seconds."""

@@ -24,7 +24,7 @@ class WakeUps:
     def __init__(self, service: ServiceState) -> None:
         self._service = service
         self._awake: set[str] = set()
-        self._polled_at: dict[frozenset[str], float] = {}
+        self._polled_at: dict[str, float] = {}
 
     def wake(self, names: Iterable[str]) -> None:
         """Wake one worker for each name, which mostly is a publisher: one that waits, or else the next to wait."""
@@ -38,22 +38,22 @@ class WakeUps:
         """Wake a worker of each of these publishers that was notified; None means all."""
         self.wake(publisher_aliases if notified is None else publisher_aliases & {alias for _, alias in notified})
 
-    def wait(self, names: frozenset[str], seconds: float) -> bool:
+    def wait(self, publisher_alias: str, names: frozenset[str], seconds: float) -> bool:
         """Wait at most this long, and return whether there was a wake-up with one of these names.
 
-        Workers with the same names poll in turn: the time counts from the last one of them that waited in vain.
+        Workers of a publisher poll in turn: the time counts from the last one of them that waited in vain.
         """
-        service, left, polled_at = self._service, seconds, self._polled_at.get(names, 0.0)
+        service, left, polled_at = self._service, seconds, self._polled_at.get(publisher_alias, 0.0)
         with service.changed:
             while not service.changed.wait_for(lambda: service.stopping or not self._awake.isdisjoint(names), left):
-                if self._polled_at.get(names, 0.0) <= polled_at:
+                if self._polled_at.get(publisher_alias, 0.0) <= polled_at:
                     break
-                polled_at = self._polled_at[names]
+                polled_at = self._polled_at[publisher_alias]
                 left = polled_at + seconds - time.monotonic()
             woken = not self._awake.isdisjoint(names)
             self._awake -= names
-            if names and not woken:
-                self._polled_at[names] = time.monotonic()
+            if not woken:
+                self._polled_at[publisher_alias] = time.monotonic()
         return woken
 
 

@@ -107,7 +107,7 @@ class Worker:
         began = time.monotonic()
         if not self._empty_claims:
             self._state.service.pause(seconds)
-        elif self._state.wake_ups.wait(self.source.wake_ups, seconds):
+        elif self._state.wake_ups.wait(self._alias, self.source.wake_ups, seconds):
             # Messages committed right after this wake-up may cause no other one, so look again soon.
             self._empty_claims = 0
         # It waits longer while others poll. Tests of projects may freeze the clock.

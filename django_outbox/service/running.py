@@ -23,13 +23,13 @@ def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: S
     Raises:
         RelayUnavailable: a broker or the database was unavailable. Any other error of a thread is raised first.
     """
-    threads = Threads()
+    threads = Threads(state.stop_requests)
     try:
         for work in works:
             threads.start(own_connection(state.using)(work), name=f"outbox-{service}")
-        while not threads.wait(state.limits.stop_delay):
-            if state.stopping:
-                state.stop()
+        if not threads.wait(until=lambda: state.stopping):
+            state.stop()
+            threads.wait()
     except BaseException:
         state.abandoned = True
         state.stop()

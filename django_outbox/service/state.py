@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outages
@@ -41,8 +42,9 @@ class ServiceState:
     """The state that the threads of a relay or an inbox share.
 
     Args:
-        stopping: whether the process is stopping. It is a plain attribute because a signal handler may set it: an
-            `Event` has a lock, which the interrupted thread may hold.
+        stopping: whether the process is stopping.
+        stop_requests: wakes the thread that waits for the others. A signal handler may put something into it, because
+            `SimpleQueue.put` is reentrant: an `Event` has a lock, which the interrupted thread may hold.
         abandoned: whether threads may still be at work, because they were not finished in time.
         changed: notified when the process is stopping, so that a thread that waits need not look.
     """
@@ -52,6 +54,7 @@ class ServiceState:
     outages: Outages = field(default_factory=Outages)
     stopping: bool = False
     abandoned: bool = False
+    stop_requests: SimpleQueue[None] = field(default_factory=SimpleQueue)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -65,8 +68,13 @@ class ServiceState:
             return "stopping"
         return ", ".join(f"{outage.name} {outage.state}" for outage in self.outages.current)
 
+    def request_stop(self) -> None:
+        """Let the thread that waits for the others stop them. Safe to call in a signal handler."""
+        self.stopping = True
+        self.stop_requests.put(None)
+
     def stop(self) -> None:
-        """Let all threads stop. Not for a signal handler, which only sets `stopping`."""
+        """Let all threads stop."""
         self.stopping = True
         with self.changed:
             self.changed.notify_all()

@@ -15,8 +15,9 @@ from django.db import DatabaseError, InterfaceError, connections
 
 T = TypeVar("T")
 
-INTERRUPT_DELAY = 0.2
-"""Seconds until a waiting thread notices Ctrl-C on a platform that does not interrupt the wait."""
+INTERRUPT_DELAY = 0.2 if sys.platform == "win32" else 1.0
+"""Maximum time in seconds until a waiting thread notices Ctrl-C if that does not interrupt the wait. It never does on
+Windows, and elsewhere not if another thread gets the signal, which Linux gives to the main thread first."""
 
 _functions: WeakKeyDictionary[Any, Callable[[Any], object]] = WeakKeyDictionary()
 """Objects that start over in a forked process, because their threads, locks and connections belong to the parent."""
@@ -29,12 +30,12 @@ class Threads:
     exits, forever if one of them hangs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wakes: "SimpleQueue[None] | None" = None) -> None:
         self.errors: list[BaseException] = []
         self._started: list[threading.Thread] = []
         self._ended: list[threading.Thread] = []
         # Only wakes `wait`. Before Python 3.13, `Thread.join` treats a thread as ended if Ctrl-C interrupts it.
-        self._end: SimpleQueue[None] = SimpleQueue()
+        self._wakes: SimpleQueue[None] = SimpleQueue() if wakes is None else wakes
 
     def start(self, work: Callable[[], object], *, name: str) -> None:
         work = like_caller(work)
@@ -46,7 +47,7 @@ class Threads:
                 self.errors.append(error)
             finally:
                 self._ended.append(thread)
-                self._end.put(None)
+                self._wakes.put(None)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         try:
@@ -58,14 +59,17 @@ class Threads:
             run()
         self._started.append(thread)
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float | None = None, *, until: Callable[[], bool] = bool) -> bool:
+        """Wait until all threads have ended; return False if the time or the condition, tested at wakes, came first."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while len(self._ended) < len(self._started):
+            if until():
+                return False
             left = INTERRUPT_DELAY if deadline is None else min(INTERRUPT_DELAY, deadline - time.monotonic())
             if left <= 0:
                 return False
             with suppress(Empty):
-                self._end.get(timeout=left)
+                self._wakes.get(timeout=left)
         return True
 
 

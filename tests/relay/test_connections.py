@@ -95,7 +95,7 @@ def test_a_worker_in_whose_place_others_poll_goes_on_without_a_word(
         end = time.monotonic() + 3
         while time.monotonic() < end:
             # As another worker that finds nothing.
-            relay._state.wake_ups.wait(frozenset(["default"]), 0)
+            relay._state.wake_ups.wait("default", frozenset(["default"]), 0)
             time.sleep(0.1)
         with transaction.atomic(using="postgresql"):
             enqueue("t", 1, using="postgresql")

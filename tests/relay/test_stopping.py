@@ -6,8 +6,10 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +18,7 @@ from django.db import connections, transaction
 
 from django_outbox import OutboxMessage
 from django_outbox.management.stop_signals import StopSignals
-from django_outbox.service.running import restart_on_crash
+from django_outbox.service.running import restart_on_crash, run_in_threads
 from django_outbox.service.state import ServiceLimits, ServiceState
 from tests.conftest import ALIASES
 from tests.support.messages import ago, put
@@ -345,6 +347,22 @@ class TestHandlers:
             assert not signals.received
         os.close(reader)
         os.close(writer)
+
+
+def test_a_request_to_stop_wakes_the_thread_that_waits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("django_outbox.utils.threads.INTERRUPT_DELAY", 60)
+    state, began = ServiceState("default", ServiceLimits()), threading.Event()
+
+    def work() -> None:
+        with state.changed:
+            began.set()
+            assert state.changed.wait_for(lambda: state.stopping, 60)
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_in_threads, [work], "test", state, 60)
+        assert began.wait(60)
+        state.request_stop()
+        running.result(timeout=30)
 
 
 def test_a_thread_that_crashes_while_its_process_stops_is_not_restarted():

@@ -153,36 +153,37 @@ class TestIdleWaits:
 
     def test_a_wake_up_before_the_wait_ends_it_at_once(self, waiting: WakeUps):
         waiting.wake(["default"])
-        assert waiting.wait(DEFAULT, 60)
-        assert not waiting.wait(DEFAULT, 0)
+        assert waiting.wait("default", DEFAULT, 60)
+        assert not waiting.wait("default", DEFAULT, 0)
 
     def test_a_wake_up_is_for_one_worker_of_the_publisher_that_is_named(self, waiting: WakeUps):
         waiting.wake(["other"])
-        assert not waiting.wait(DEFAULT, 0)
+        assert not waiting.wait("default", DEFAULT, 0)
         waiting.wake(["default"])
-        assert sorted(waiting.wait(DEFAULT, 0) for _ in range(2)) == [False, True]
+        assert sorted(waiting.wait("default", DEFAULT, 0) for _ in range(2)) == [False, True]
 
     def test_workers_of_a_publisher_poll_in_turn(self, waiting: WakeUps):
-        def poll(seconds: float) -> float:
-            assert not waiting.wait(DEFAULT, seconds)
+        def poll(names: frozenset[str], seconds: float) -> float:
+            assert not waiting.wait("default", names, seconds)
             return time.monotonic()
 
+        # One without names stands by for the one that reads the log.
         with ThreadPoolExecutor() as pool:
-            first, second = pool.map(poll, [0.2, 0.3])
+            first, second = pool.map(poll, [frozenset[str](), DEFAULT], [0.2, 0.3])
         assert second - first >= 0.29
 
     def test_workers_of_different_publishers_poll_independently(self, waiting: WakeUps):
         with ThreadPoolExecutor() as pool:
             began = time.monotonic()
-            other = pool.submit(waiting.wait, frozenset(["other"]), 30)
-            assert not waiting.wait(DEFAULT, 0.2)
+            other = pool.submit(waiting.wait, "other", frozenset(["other"]), 30)
+            assert not waiting.wait("default", DEFAULT, 0.2)
             assert time.monotonic() - began < 10
             waiting.wake(["other"])
             assert other.result()
 
     def test_it_ends_if_the_relay_is_stopping(self, service: ServiceState, waiting: WakeUps):
         with ThreadPoolExecutor() as pool:
-            waits = [pool.submit(waiting.wait, DEFAULT, 60) for _ in range(2)]
+            waits = [pool.submit(waiting.wait, "default", DEFAULT, 60) for _ in range(2)]
             service.stop()
             assert [wait.result(timeout=30) for wait in waits] == [False, False]
 

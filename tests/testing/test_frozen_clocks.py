@@ -50,4 +50,4 @@ def test_messages_are_delivered_while_the_clock_is_frozen(
 @pytest.mark.parametrize("library", FROZEN)
 def test_a_relay_waits_while_the_clock_is_frozen(library: str):
     with FROZEN[library](datetime.datetime(2101, 1, 1, tzinfo=datetime.timezone.utc)), Relay() as relay:
-        assert not relay._state.wake_ups.wait(frozenset(["default"]), 0.01)
+        assert not relay._state.wake_ups.wait("default", frozenset(["default"]), 0.01)
