@@ -203,7 +203,7 @@ def find_change(sent: Any, received: Any) -> tuple[str, str] | None:
 
 def _describe_change(sent: Any, received: Any) -> str:
     both = sent, received
-    before, after = ([leaf for _, leaf in _walk(each)] if isinstance(sent, UNORDERED) else [each] for each in both)
+    before, after = ([*_leaves(each)] if isinstance(sent, UNORDERED) else [each] for each in both)
     if problem := _describe_hidden_change(before, after):
         return problem
     kind: Any = type(sent)
@@ -241,7 +241,7 @@ def find_lost_field(sent: Any, received: Any, path: str = "") -> str:
         names = range(min(len(sent), len(received)))
     else:
         return ""
-    problems = (find_lost_field(sent[name], received[name], _below(path, name)) for name in names)
+    problems = (find_lost_field(sent[name], received[name], f"{path}.{name}" if path else str(name)) for name in names)
     return next(filter(None, problems), "")
 
 
@@ -255,19 +255,14 @@ def _is_same_instant(sent: object, received: object) -> bool:
     return len(times) == 2 and len({each.astimezone(datetime.timezone.utc) for each in times}) == 1
 
 
-def _below(path: str, name: object) -> str:
-    return f"{path}.{name}" if path else str(name)
-
-
-def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path of each value that is not a container, and the value; for a key, the path of its value."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield each value that is not a container, keys included."""
     if isinstance(value, dict):
         for name, each in value.items():
-            below = _below(path, name)
-            yield ascii(below), name
-            yield from _walk(each, below)
+            yield name
+            yield from _leaves(each)
     elif isinstance(value, (*SEQUENCES, *UNORDERED)):
-        for index, each in enumerate(value):
-            yield from _walk(each, f"{path}.{index}")
+        for each in value:
+            yield from _leaves(each)
     else:
-        yield path, value
+        yield value
