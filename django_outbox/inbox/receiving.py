@@ -31,8 +31,6 @@ def receive(
     *,
     publisher: str = "handlers",
     unknown_types: Literal["store", "drop"] = "store",
-    id_source: str = "message_id",
-    type_header: str = "",
     remember: bool = False,
     using: str | None = None,
 ) -> Received:
@@ -45,16 +43,13 @@ def receive(
     In async code, write `await sync_to_async(receive)(messages, consumer="billing")`.
 
     Args:
-        messages: the messages in the order of their delivery, at most 10,000. `tag` is
-            for the caller: what identifies the delivery, such as its position in the list.
+        messages: the messages in the order of their delivery, at most 10,000. A message without a `message_id` is
+            identified by its `position` and content. `tag` is for the caller: what identifies the delivery, such as its
+            position in the list.
         consumer: what receives them, such as `billing`, for the log; 1 to 50 printable characters without blanks around
             them. It distinguishes IDs that are not UUIDs, so it must not change. `OUTBOX["CONSUMERS"]` is not read.
         publisher: the alias of the publisher for which the messages are stored.
         unknown_types: what to do with a message of a type that the publisher does not know: `store` it or `drop` it.
-        id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
-            `position`; its `body`; or `header:NAME`.
-        type_header: the header that carries a message's type; empty for none. A message with that header is a copy in
-            the result: recognize it by its `tag`.
         remember: whether to recognize messages for `OUTBOX["INBOX_RETENTION"]`, even after their rows were deleted.
         using: the database alias; by default the one that the router chooses for writing.
 
@@ -69,14 +64,7 @@ def receive(
     """
     using = using or router.db_for_write(OutboxMessage)
     check_consumer(consumer, MAX_CONSUMER_ALIAS_LENGTH)
-    options = StoringOptions(
-        consumer,
-        publisher=publisher,
-        unknown_types=unknown_types,
-        id_source=id_source,
-        type_header=type_header,
-        remember=remember,
-    )
+    options = StoringOptions(consumer, publisher=publisher, unknown_types=unknown_types, remember=remember)
     publishers = get_settings().publishers
     if publisher not in publishers:
         raise ImproperlyConfigured(

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
+from django_outbox.brokers.consumer import StoringOptions
 from django_outbox.brokers.kafka import encoding as kafka
 from django_outbox.brokers.nats import encoding as nats
 from django_outbox.brokers.rabbitmq import encoding as rabbitmq
@@ -22,7 +22,7 @@ from django_outbox.brokers.rabbitmq.wire import Delivered
 from django_outbox.brokers.redis import encoding as redis
 from django_outbox.brokers.redis.encoding import StreamEntry
 from django_outbox.brokers.text_headers import FIELDS
-from django_outbox.inbox import receive
+from django_outbox.inbox.storing import InboxWriter
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
@@ -155,9 +155,8 @@ def test_whatever_arrives_is_stored_or_rejected(read, using, contents):
     messages.all().delete()
     batch = [read(*content)._replace(tag=tag) for tag, content in enumerate(contents, 1)]
     with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY}}):
-        store = partial(receive, publisher="default", id_source="header:x", using=using)
-        received = store(batch, "billing")
-        again = store(batch, "billing")
+        writer = InboxWriter(StoringOptions("billing", publisher="default", id_source="header:x"), using)
+        received, again = writer.store(batch), writer.store(batch)
     new = received.stored + received.failed
     rejected = [each.message for each in received.rejected]
     assert sorted(each.tag for each in new + received.known + rejected) == [each.tag for each in batch]

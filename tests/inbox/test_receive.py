@@ -14,9 +14,11 @@ from django.db.models.functions import Cast
 from django.test import override_settings
 
 from django_outbox.brokers import Incoming
+from django_outbox.brokers.consumer import StoringOptions
 from django_outbox.exceptions import InvalidMessage, TransactionForbidden
 from django_outbox.handlers import handler
 from django_outbox.inbox import Received, receive
+from django_outbox.inbox.storing import InboxWriter
 from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -78,10 +80,11 @@ def test_a_row_that_a_trigger_refuses_does_not_stop_the_others(using):
 
 
 def test_bytes_of_every_kind_become_text(using):
-    headers = {"a": bytearray(b"x"), "b": memoryview(b"y"), "c": (1, b"z"), "kind": bytearray(b"order.paid")}
-    receive([incoming(1, headers=headers)], consumer="billing", type_header="kind", using=using)
+    receive(
+        [incoming(1, headers={"a": bytearray(b"x"), "b": memoryview(b"y"), "c": (1, b"z")})], "billing", using=using
+    )
     (message,) = stored(using)
-    assert (message.type, message.headers) == ("order.paid", {"a": "x", "b": "y", "c": [1, "z"], "kind": "order.paid"})
+    assert message.headers == {"a": "x", "b": "y", "c": [1, "z"]}
 
 
 def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected_with_the_reason():
@@ -95,9 +98,20 @@ def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected_with_the_re
 def test_messages_of_unknown_types_are_dropped():
     with scratch_handlers():
         handler("order.paid")(print)
-        batch = [incoming(1), incoming(2, headers={"kind": b"order.paid"})]
-        received = receive(batch, consumer="billing", unknown_types="drop", type_header="kind")
+        received = receive([incoming(1), incoming(2, type="order.paid")], consumer="billing", unknown_types="drop")
     assert (tags(received.stored), tags(received.dropped)) == ([2], [1])
+
+
+@pytest.mark.parametrize(
+    "kind", ["order.paid", b"order.paid", bytearray(b"order.paid")], ids=lambda kind: type(kind).__name__
+)
+def test_a_consumer_may_have_the_type_in_a_header(kind):
+    with scratch_handlers():
+        handler("order.paid")(print)
+        writer = InboxWriter(StoringOptions("billing", unknown_types="drop", type_header="kind"), "default")
+        received = writer.store([incoming(1), incoming(2, headers={"kind": kind})])
+    assert (tags(received.stored), tags(received.dropped)) == ([2], [1])
+    assert [message.type for message in stored("default")] == ["order.paid"]
 
 
 def test_numbers_keep_their_digits(using):
@@ -120,10 +134,11 @@ def test_another_message_with_a_known_id_is_left_out_and_reported(using, caplog)
     assert f"another message with the same ID is stored; the first has the ID {message.message_id}" in caplog.text
 
 
-def test_the_option_id_source_takes_precedence_over_the_id():
+@pytest.mark.parametrize(("id_source", "new"), [("header:event", [1, 3]), ("body", [1, 2, 3])])
+def test_the_option_id_source_takes_precedence_over_the_id(id_source, new):
     batch = [incoming(n, str(n).encode(), message_id="m", headers={"event": "ab"[n // 3]}) for n in (1, 2, 3)]
-    assert tags(receive(batch, consumer="billing", id_source="header:event").stored) == [1, 3]
-    assert tags(receive([*batch, batch[0]], consumer="billing", id_source="body").stored) == [1, 2, 3]
+    writer = InboxWriter(StoringOptions("billing", id_source=id_source), "default")
+    assert tags(writer.store([*batch, batch[0]]).stored) == new
 
 
 def test_an_empty_batch_is_stored():
@@ -202,7 +217,6 @@ def test_a_message_of_the_wrong_shape_is_an_error_that_names_the_field_and_the_r
     ("options", "error"),
     [
         ({"publisher": "missing"}, "publisher is 'missing', which is not in OUTBOX['PUBLISHERS']; it must be one of"),
-        ({"id_source": "header:"}, "id_source is 'header:'; it must be 'message_id', 'position', 'body'"),
         ({"consumer": ""}, "consumer: is ''; it must be a string of 1 to 50 printable characters"),
         ({"consumer": "billing ", "remember": True}, "consumer: is 'billing '; it must be"),
     ],
