@@ -11,6 +11,8 @@ from tests.docs.blocks import ROOT, find
 PACKAGES = (
     *("django-outbox-pattern==3.2.*", "django-celery-outbox==0.4.*", "django-domain-events==0.14.*"),
     *("djangorestframework>=3.16", "django-ninja>=1.4"),
+    # What they need, and this environment lacks.
+    *("request-id-django-log==0.2.*", "stomp.py==8.*", "structlog", "sentry-sdk>=2", "datadog"),
 )
 
 SETTINGS = """
@@ -75,8 +77,9 @@ from shop.services import place_order
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with these packages. One of them is a plugin of pytest, so this environment does without them."""
     folder = tmp_path_factory.mktemp("packages")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]
-    if subprocess.run([*install, str(folder), *PACKAGES], check=False, timeout=300).returncode:
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps"]
+    install = [sys.executable, "-m", "pip", "install", *quiet, "--target", str(folder)]
+    if subprocess.run([*install, *PACKAGES], check=False, timeout=300).returncode:
         pytest.skip("pip cannot install the packages: is PyPI reachable?")
     return folder
 
