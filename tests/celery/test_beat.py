@@ -45,10 +45,8 @@ def test_beat_loses_no_run_when_its_session_ends(app: Celery, using: str, tmp_pa
     log = tmp_path / "log"
     end_other_sessions(using)
     with beat(app, using, BROKERS["rabbitmq"], log):
-        for _ in range(2):
-            before = count(using)
-            eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)  # noqa: B023
-            assert end_other_sessions(using) == 1
+        eventually(lambda: count(using) >= 1, "a run", seconds=PATIENCE)
+        assert end_other_sessions(using) == 1
         before = count(using)
         eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)
     assert_no_run_was_lost(using, log)

@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs.blocks import ROOT, find
 
+# They stay together in one process, which installs the packages once.
+pytestmark = pytest.mark.slow
+
 PACKAGES = (
     *("django-outbox-pattern==3.2.*", "django-celery-outbox==0.4.*", "django-domain-events==0.14.*"),
     *("djangorestframework>=3.16", "django-ninja>=1.4"),
@@ -104,7 +107,6 @@ def run(folder: Path, script: str, app: str, *packages: Path, **modules: str) ->
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.slow
 def test_what_is_pending_in_django_outbox_pattern_is_moved_in_its_order(tmp_path: Path, packages: Path):
     move(
         tmp_path,
@@ -131,7 +133,6 @@ assert [row.pk for row in Published.objects.all()] == [sent.pk]
     )
 
 
-@pytest.mark.slow
 def test_what_is_pending_in_django_celery_outbox_is_moved_with_its_options(tmp_path: Path, packages: Path):
     move(
         tmp_path,
@@ -161,7 +162,6 @@ assert json.loads(moved[0].payload["body"])[:2] == [[7], {"copy": True}]
     )
 
 
-@pytest.mark.slow
 def test_what_is_pending_in_django_domain_events_is_moved_unless_a_receiver_has_begun(tmp_path: Path, packages: Path):
     move(
         tmp_path,
@@ -211,7 +211,6 @@ assert [(row.event_id, row.receiver_key) for row in owed] == [(1, "shop.write_re
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("outbox", ["", " (with the outbox)"], ids=["before", "after"])
 def test_the_tests_before_and_after_on_commit_pass(tmp_path: Path, outbox: str):
     (services,) = find("from-on-commit", caption=f"shop/services.py{outbox}")
@@ -220,7 +219,6 @@ def test_the_tests_before_and_after_on_commit_pass(tmp_path: Path, outbox: str):
     run(tmp_path, script, "shop", models=MODEL, services=SERVICES + services, tests=TESTS + tests)
 
 
-@pytest.mark.slow
 def test_the_views_of_the_guide_to_drf_and_ninja_create_an_order_with_its_message(tmp_path: Path, packages: Path):
     modules = {name: "".join(find("frameworks", caption=f"shop/{name}.py")) for name in ("models", "views", "api")}
     script = """
