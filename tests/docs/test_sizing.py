@@ -15,7 +15,7 @@ from tests.conftest import ALIASES
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 PAGE = (DOCS / "how-to" / "sizing.md").read_text()
-ROWS = 10_000
+ROWS = 4_000
 OUTAGE = timedelta(hours=8)
 RELAY = 5_000
 """Messages a second that a relay delivers, in the page's example."""

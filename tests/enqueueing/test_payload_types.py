@@ -124,7 +124,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(payload=values)
 @example([1e22, -0.0, 0.0, 1e16, 1e15, -1.5e300, 5e-324, 1e-7, 123456789.123456789])
 @example({"a1": {"1": 1, 2: 2}, "true": 1, False: 2})

@@ -149,7 +149,7 @@ READERS: dict[Callable[[bytes, dict[str, str]], Incoming], str] = {
 
 @pytest.mark.parametrize(("read", "using"), READERS.items())
 @given(contents=st.lists(st.tuples(BODIES, HEADERS), min_size=1, max_size=3))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whatever_arrives_is_stored_or_rejected(read, using, contents):
     messages = OutboxMessage.objects.using(using)
     messages.all().delete()

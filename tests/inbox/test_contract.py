@@ -40,9 +40,9 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 TOO_LARGE = b"1" * (2**20 + 1)
 """A body that is too large to be stored at all."""
 
+# The other tests of the inbox read a classic queue.
 SOURCES: dict[str, Callable[[], Source]] = {
-    "rabbitmq": RabbitMQSource,
-    "rabbitmq-quorum": lambda: RabbitMQSource("quorum"),
+    "rabbitmq": lambda: RabbitMQSource("quorum"),
     "kafka": KafkaSource,
     "nats": JetStreamSource,
     "redis": RedisSource,
