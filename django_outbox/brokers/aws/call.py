@@ -1,6 +1,5 @@
 """The messages of one call of `publish`: divide them into requests, and turn responses into outcomes."""
 
-import random
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from django_outbox.messages import (
     ACCEPTED,
     Message,
     Outcome,
-    OutcomeKind,
     rejected,
     retry_later,
     set_aside,
@@ -25,14 +23,8 @@ MAX_ENTRIES = 10
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
 https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html"""
 
-THROTTLE_WAIT = 1.0
-"""Minimum number of seconds for which messages of a throttled destination wait."""
-
-INTERNAL_WAIT = 5.0
-"""Seconds for which messages wait if AWS fails for every message of their destination, but responds."""
-
-DENIED_WAIT = 30.0
-"""Seconds for which messages wait if their destination does not accept them, but others may."""
+WAITS = {Kind.THROTTLED: 2.0, Kind.DENIED: 30.0, Kind.INTERNAL: 5.0, Kind.UNKNOWN: 5.0}
+"""Seconds for which messages wait if their destination accepts none of them, but AWS responds."""
 
 SLOW = "AWS responds too slowly: there was no time to send the message"
 
@@ -116,12 +108,9 @@ class AWSCall(EncodedCall[Message, Entry]):
             accepting = {entry.destination for index, entry in self.encoded.items() if self.outcomes[index] is ACCEPTED}
             for index, problem in self._failing.items():
                 # The message is the cause of an error of AWS only if AWS accepted others for the same destination.
-                error_class = _error_class(problem)
-                self.outcomes[index] = (
-                    retry_later(problem.text, error_class=error_class)
-                    if self.encoded[index].destination in accepting
-                    else set_aside(problem.text, INTERNAL_WAIT, error_class=error_class)
-                )
+                is_cause = self.encoded[index].destination in accepting
+                refused = retry_later(problem.text, error_class=_error_class(problem))
+                self.outcomes[index] = refused if is_cause else _outcome(problem)
             missing = set_aside(SLOW, 0.0, error_class="aws.slow")
             if self.outage or not self.has_response:
                 missing = unanswered(self.outage or "AWS has not responded in time")
@@ -143,7 +132,7 @@ class AWSCall(EncodedCall[Message, Entry]):
             self._failing |= dict.fromkeys(indexes, problem)
             return
         outcome = _outcome(problem)
-        if outcome.kind is OutcomeKind.DEFERRED or problem.kind is Kind.MISSING:
+        if problem.kind is not Kind.CONTENT:
             outcome = self._closed.setdefault(destination, outcome)
         self.set_all(indexes, outcome)
 
@@ -163,22 +152,14 @@ def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: i
 
 
 def _read_failure(entry: Mapping[str, Any]) -> Problem:
-    return explain_code(
-        str(entry.get("Code", "")),
-        str(entry.get("Message", "")),
-        # moto sends it as text.
-        sender_fault=str(entry.get("SenderFault")).lower() == "true",
-    )
+    sender_fault = entry.get("SenderFault") is True
+    return explain_code(str(entry.get("Code", "")), str(entry.get("Message", "")), sender_fault=sender_fault)
 
 
 def _outcome(problem: Problem) -> Outcome:
     error_class = _error_class(problem)
-    if problem.kind is Kind.THROTTLED:
-        # Relays that were throttled together come back one by one.
-        seconds = THROTTLE_WAIT + random.random()  # noqa: S311
-        return set_aside(problem.text, seconds, error_class=error_class)
-    if problem.kind is Kind.DENIED:
-        return set_aside(problem.text, DENIED_WAIT, error_class=error_class)
+    if problem.kind in WAITS:
+        return set_aside(problem.text, WAITS[problem.kind], error_class=error_class)
     return rejected(problem.text, error_class=error_class)
 
 
