@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.redis.connection import RedisConnection, RedisPool, Replies
 from django_outbox.brokers.redis.encoding import RedisEncoder
-from django_outbox.brokers.redis.errors import LEAVE_SERVER, Lost, code_of, outcome_of
-from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, unanswered
+from django_outbox.brokers.redis.errors import Lost, outcome_of
+from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind, rejected, unanswered
 
 
 class RedisCall(EncodedCall[Message, bytes]):
@@ -38,9 +38,10 @@ class RedisCall(EncodedCall[Message, bytes]):
         except Lost as error:
             reason = str(error)
         self.set_all(indexes[: replies.count], ACCEPTED)
-        for position, text in replies.errors.items():
-            self.outcomes[indexes[position]] = outcome_of(text)
-        if reason or any(code_of(text) in LEAVE_SERVER for text in replies.errors.values()):
+        refused = {indexes[position]: outcome_of(text) for position, text in replies.errors.items()}
+        self.take(refused.keys(), refused.values())
+        if reason or any(outcome.kind is OutcomeKind.UNANSWERED for outcome in refused.values()):
+            # Another server may be the right one now.
             connection.close()
             self._pool.close()
         else:

@@ -87,16 +87,13 @@ class RedisConnection:
         except (redis.RedisError, OSError):
             return False
 
-    def execute(self, *arguments: str | int | bytes, timeout: float | None = None) -> Any:
-        (reply,) = self.execute_all([arguments], timeout)
+    def execute(self, *arguments: str | int | bytes) -> Any:
+        (reply,) = self.execute_all([arguments])
         return reply
 
-    def execute_all(self, commands: Sequence[Sequence[str | int | bytes]], timeout: float | None = None) -> list[Any]:
-        """Send commands in one piece, and return the replies as redis-py reads them.
-
-        The default timeout is the option `timeout`.
-        """
-        self._socket(time.monotonic() + (self._timeout if timeout is None else timeout))
+    def execute_all(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
+        """Send commands in one piece, and return the replies as redis-py reads them."""
+        self._socket(time.monotonic() + self._timeout)
         self._connection.send_packed_command(self._connection.pack_commands(commands))
         replies: list[Any] = []
         for _ in commands:

@@ -208,21 +208,19 @@ class RedisConsumerConnection(ConsumerConnection):
         if time.monotonic() < self._claim_at:
             return []
         command = "XAUTOCLAIM", *self._place, self._consumer, self._claim_ms, self._claim_cursor, "COUNT", count
-        self._claim_cursor, found, *deleted = self._command(*command)
+        self._claim_cursor, found, deleted = self._command(*command)
         if self._claim_cursor == b"0-0":
             self._claim_at = time.monotonic() + min(self._options.claim_idle / 2, MAX_CLAIM_INTERVAL)
-        if any(deleted):
+        if deleted:
             self._losses.log()
-        if not all(found):
-            # Redis 6.2 does not list deleted entries but gives them to this consumer, which has to acknowledge them.
-            self._own_id = b"0"
         return read_entries(found)
 
     def _read_new(self, count: int) -> list[StreamEntry]:
         """Return new entries if there are any, and log whether others were trimmed before the group has read them."""
         name, losses = self._options.stream, self._losses
         if losses.last_id is None:
-            losses.last_id = self._read_group()[b"last-delivered-id"]
+            groups = self._command("XINFO", "GROUPS", name)
+            losses.last_id = find_group(groups, self._options.group)[b"last-delivered-id"]
         groups, info, reply = self._commands(
             ("XINFO", "GROUPS", name), ("XINFO", "STREAM", name), self._reading(count, ">")
         )
@@ -234,9 +232,6 @@ class RedisConsumerConnection(ConsumerConnection):
     def _await_new(self, count: int, seconds: float) -> list[StreamEntry]:
         block = max(int(min(seconds, self._options.timeout / 2) * 1000), 1)
         return self._losses.note_read(read_streams(self._command(*self._reading(count, ">", "BLOCK", block))))
-
-    def _read_group(self) -> dict[bytes, Any]:
-        return find_group(self._command("XINFO", "GROUPS", self._options.stream), self._options.group)
 
     def _reading(self, count: int, after: str | bytes, *arguments: str | int) -> tuple[str | int | bytes, ...]:
         stream, group = self._place

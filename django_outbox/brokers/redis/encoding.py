@@ -116,7 +116,7 @@ def read_streams(reply: Any) -> list[StreamEntry]:
 
 def read_entries(entries: Any) -> list[StreamEntry]:
     """Return entries. One that was deleted or trimmed while it was pending has no fields any more."""
-    return [StreamEntry(id, fields or []) for id, fields in (each for each in entries if each)]
+    return [StreamEntry(id, fields or []) for id, fields in entries]
 
 
 def as_dict(reply: Sequence[Any]) -> dict[bytes, Any]:

@@ -21,9 +21,6 @@ OUTAGES = frozenset(
 )
 """Codes of errors that are not a message's fault."""
 
-LEAVE_SERVER = frozenset(("READONLY", "LOADING", "MASTERDOWN", "NOAUTH"))
-"""Codes after which the connection is closed, because another server may be the right one."""
-
 _REFUSALS_OF_ALL = re.compile(r"max number of clients|unknown command|run the '", re.IGNORECASE)
 """Parts of errors that refuse every message. They have no code, or the code NOPERM."""
 
@@ -32,16 +29,12 @@ class Lost(Exception):
     """The server cannot be reached, or the connection to it has ended; the text is the reason."""
 
 
-def code_of(error: str) -> str:
-    return error.partition(" ")[0]
-
-
 def outcome_of(error: str) -> Outcome:
     """Return the outcome of a message, given the error in reply to its XADD.
 
     Errors that Redis reports with the general code `ERR`, and that are not known, are taken to be the message's.
     """
-    code = code_of(error)
+    code = error.partition(" ")[0]
     if code in OUTAGES or (code in ("ERR", "NOPERM") and _REFUSALS_OF_ALL.search(error)):
         return unanswered(error)
     if code == "WRONGTYPE":
