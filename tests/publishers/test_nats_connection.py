@@ -94,6 +94,17 @@ def test_a_message_because_of_which_the_server_ends_the_connection_has_to_be_fou
         assert accepted is ACCEPTED
 
 
+def test_a_connection_that_may_no_longer_receive_confirmations_is_replaced(make_jetstream: MakeJetStream):
+    users = 'authorization {{ users: [{{ user: "a", password: "a", permissions: {{ subscribe: ["{}"] }} }}] }}'
+    with NatsServer(users.format("_INBOX.>")) as server:
+        publisher = make_jetstream(f"nats://a:a@127.0.0.1:{server.port}")
+        assert publisher.prepare() == ""
+        server.reload(users.format("none"))
+        eventually(lambda: "permit the user to subscribe to it" in publisher.prepare())
+        server.reload(users.format("_INBOX.>"))
+        assert publisher.prepare() == ""
+
+
 def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies, make_jetstream: MakeJetStream):
     proxy = proxies.open(nats_port())
     proxy.go_silent()

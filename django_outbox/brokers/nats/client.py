@@ -7,8 +7,9 @@ The overridden methods that begin with an underscore are nats-py's own; the test
 """
 
 import asyncio
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import Any
@@ -17,7 +18,7 @@ from nats import errors
 from nats.aio.client import Client as NatsClient
 from nats.protocol import parser
 
-from django_outbox.brokers.nats.errors import denied_subject
+from django_outbox.brokers.nats.errors import SUBSCRIPTION_DENIED, NoAnswer, NotPermitted, denied_subject
 from django_outbox.brokers.nats.options import NatsOptions, Server, read_credentials
 
 CLOSE_TIMEOUT = 1.0
@@ -47,29 +48,33 @@ class JetStreamClient(NatsClient):
     """A connection to one server, which is not opened again when it is lost.
 
     `on_message` is called with the subject, the subject to reply to, the data and the headers, if there are any, of
-    each message that arrives in the inbox: on a subject that begins with `inbox` and has one token more.
+    each message that arrives in the inbox: on a subject that begins with `inbox` and has one token more. `on_denied` is
+    called with a subject to which the user may not publish, in lower case.
     """
 
     def __init__(
         self,
+        options: NatsOptions,
         *,
         on_message: Callable[[bytes, bytes, bytes, bytes | None], None],
-        on_error: Callable[[Exception], None],
+        on_denied: Callable[[str], None],
         on_closed: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__()
         self._ps = _Parser(self)
+        self._options = options
         self.inbox = b""
         self._inbox_sid = 0
         self._on_message = on_message
-        self._on_error = on_error
+        self._on_denied = on_denied
         self._on_closed = on_closed
         self._requires_tls = False
         self._is_open = False
         self._first_error: Exception | None = None
         self._denied: set[str] = set()
 
-    async def open(self, server: Server, options: NatsOptions) -> None:
+    async def open(self, server: Server) -> None:
+        options = self._options
         self._requires_tls = server.requires_tls
         await self.connect(
             servers=[server.url],
@@ -108,8 +113,28 @@ class JetStreamClient(NatsClient):
     def close_inbox(self) -> None:
         self.send([b"UNSUB %d\r\n" % self._inbox_sid])
 
-    def is_denied(self, subject: str) -> bool:
-        return subject.lower() in self._denied
+    async def ask(self, name: str, request: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Request something of JetStream's API. Raises `NoAnswer`.
+
+        https://docs.nats.io/reference/reference-protocols/nats_api_reference
+        """
+        subject = f"$JS.API.{name}"
+        data = b"" if request is None else json.dumps(request).encode()
+        try:
+            message = await self.request(subject, data, timeout=self._options.stall_timeout)
+            response: dict[str, Any] = json.loads(message.data)
+        except errors.NoRespondersError:
+            text = "JetStream is not enabled on the server, or not for this account; start nats-server with -js"
+            raise NoAnswer(text) from None
+        except (errors.Error, asyncio.TimeoutError, ValueError) as error:
+            if subject.lower() in self._denied:
+                raise NotPermitted(f"permit the user to publish to {subject}") from None
+            reason = "does not respond" if isinstance(error, asyncio.TimeoutError) else f"failed: {error}"
+            raise NoAnswer(f"JetStream {reason}: {subject}") from None
+        problem = response.get("error")
+        if problem is not None:
+            raise NoAnswer(f"JetStream: {problem.get('description')} (error {problem.get('err_code', 0)})")
+        return response
 
     def abort(self) -> None:
         """Cut the connection, without sending what is buffered."""
@@ -140,10 +165,14 @@ class JetStreamClient(NatsClient):
 
     async def _handle_error(self, error: Exception) -> None:
         if self._is_open:
-            denied = denied_subject(error)
-            if denied is not None and denied.startswith("$js.api."):
-                self._denied.add(denied)
-            self._on_error(error)
+            subject = denied_subject(error)
+            if subject is not None:
+                if subject.startswith("$js.api."):
+                    self._denied.add(subject)
+                self._on_denied(subject)
+            elif SUBSCRIPTION_DENIED in str(error).lower():
+                # The server has reloaded its configuration, and has taken the inbox away.
+                self._on_closed(error)
         elif self.is_connected:
             self._first_error = error
         else:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from django_outbox.brokers.connection_thread import ConnectionThread
-from django_outbox.brokers.nats.api import Api, NotUsable
 from django_outbox.brokers.nats.client import JetStreamClient
-from django_outbox.brokers.nats.errors import explain
+from django_outbox.brokers.nats.errors import NotUsable, explain
 from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.utils.logs import logger
 
@@ -26,13 +25,13 @@ class NatsConnection(ConnectionThread):
         super().__init__(options.alias, "nats")
         self._options = options
         self._client: JetStreamClient
-        self._api: Api
         self._server = "NATS"
         self._is_connected = False
         self._is_closing = False
         self._opening: asyncio.Task[None]
         # asyncio itself may drop tasks that nothing refers to.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._has_ended = False
@@ -83,9 +82,11 @@ class NatsConnection(ConnectionThread):
         """Connect to one server after another, in random order, so that relays spread over the cluster."""
         reasons = []
         for server in random.sample(self._options.nodes, len(self._options.nodes)):
-            client = JetStreamClient(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)
+            client = JetStreamClient(
+                self._options, on_message=self._on_message, on_denied=self._on_denied, on_closed=self._on_closed
+            )
             try:
-                await asyncio.wait_for(client.open(server, self._options), self._options.node_timeout)
+                await asyncio.wait_for(client.open(server), self._options.node_timeout)
             except Exception as error:
                 reasons.append(f"{server.address}: {explain(error)}")
                 await client.abandon()
@@ -94,7 +95,6 @@ class NatsConnection(ConnectionThread):
                 raise
             else:
                 self._client = client
-                self._api = Api(client, self._options)
                 self._server = f"NATS at {server.address}"
                 self._is_connected = True
                 return
@@ -109,8 +109,8 @@ class NatsConnection(ConnectionThread):
         """Take a message that arrived in the inbox."""
 
     @abc.abstractmethod
-    def _on_error(self, error: Exception) -> None:
-        """Take an error that does not end the connection."""
+    def _on_denied(self, subject: str) -> None:
+        """Note that the user may not publish to a subject, which is in lower case."""
 
     def _on_closed(self, error: BaseException | None) -> None:
         """Note that the server or the network has ended the connection."""
@@ -136,6 +136,13 @@ class NatsConnection(ConnectionThread):
         if self._is_connected and not self._is_closing:
             # It may be waiting until the server reads.
             self._client.abort()
+        self._changed.set()
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; whatever may meet it sets `_changed`."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
-from django_outbox.brokers.nats.api import NoAnswer
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (
     ACK,
@@ -21,8 +20,8 @@ from django_outbox.brokers.nats.encoding import (
     request_messages,
     status_of,
 )
-from django_outbox.brokers.nats.errors import denied_subject, explain
-from django_outbox.brokers.nats.options import NatsOptions, require_name
+from django_outbox.brokers.nats.errors import NoAnswer, NotUsable, explain
+from django_outbox.brokers.nats.options import NANOSECONDS, NatsOptions, require_name
 from django_outbox.utils.logs import logger
 
 REQUEST_TIME = 0.5
@@ -85,10 +84,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     def __init__(self, consumer: JetStreamConsumer) -> None:
         super().__init__(consumer)
         self._consumer = consumer
-        self._place = consumer.stream, consumer.durable
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.durable}"
         self._name = f"the consumer {consumer.durable!r} of stream {consumer.stream!r}"
-        self._changed = asyncio.Event()
         self._max_buffer_bytes = 2 * consumer.batch_bytes
         self.intake = Intake(self._max_buffer_bytes, lambda: self.call(self._changed.set))
         self._ack_wait = 0.0
@@ -117,7 +114,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     async def _open(self) -> None:
         await super()._open()
-        self._ack_wait = await self._api.bind(*self._place)
+        self._ack_wait = await self._bind()
         logger.info(
             "%(subject)s: reads stream %(stream)r from %(address)s",
             event="broker.connected",
@@ -125,6 +122,25 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             address=self._server,
             stream=self._consumer.stream,
         )
+
+    async def _bind(self) -> float:
+        """Return the seconds of the durable consumer's `ack_wait`."""
+        try:
+            config = (await self._read_info())["config"]
+        except NoAnswer as error:
+            raise NotUsable(f"{self._name}: {error}; correct the options stream and durable") from None
+        if config.get("ack_policy") != "explicit" or config.get("max_deliver", -1) > 0 or config.get("headers_only"):
+            text = "loses messages: it must have ack_policy explicit, max_deliver -1, and no headers_only"
+            raise NotUsable(f"{self._name} {text}")
+        ack_wait: float = config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS
+        return ack_wait
+
+    async def _read_info(self) -> dict[str, Any]:
+        found = await self._client.ask(f"CONSUMER.INFO.{self._consumer.stream}.{self._consumer.durable}")
+        if "config" not in found:
+            # While a consumer is being deleted, the response has neither its information nor an error.
+            raise NoAnswer("JetStream: consumer not found")
+        return found
 
     async def _work(self) -> None:
         self._start(self._read())
@@ -134,11 +150,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def _is_over(self) -> bool:
         return self._is_closing or bool(self.error)
-
-    async def _wait(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._changed.clear()
-            await self._changed.wait()
 
     # Receiving
 
@@ -195,7 +206,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     async def _count_unsettled(self) -> int:
         """Return the number of messages in the hands of all processes. An unusable consumer ends the connection."""
         try:
-            return await self._api.count_unsettled(*self._place)
+            return int((await self._read_info())["num_ack_pending"])
         except NoAnswer as error:
             self._end(f"{self._name}: {error}")
             return 0
@@ -271,14 +282,12 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         await self._client.write([encode_pub(each.reply, NAK) for each in self._unsettled.values()])
         await self._client.flush()
 
-    def _on_error(self, error: Exception) -> None:
+    def _on_denied(self, subject: str) -> None:
         # There is no response to what the user may not publish.
-        denied = denied_subject(error) or ""
-        for subject in (self._next, "$JS.ACK.>"):
-            if denied.startswith(subject.lower().removesuffix(">")):
-                self._end(f"{self._name}: permit the user to publish to {subject}")
+        for needed in (self._next, "$JS.ACK.>"):
+            if subject.startswith(needed.lower().removesuffix(">")):
+                self._end(f"{self._name}: permit the user to publish to {needed}")
 
     def _release(self, error: str) -> None:
         super()._release(error)
         self.intake.end(error)
-        self._changed.set()

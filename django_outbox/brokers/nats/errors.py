@@ -17,8 +17,10 @@ BLAMED = ("maximum payload violation", "maximum control line exceeded", "unknown
 
 _DENIED = re.compile(r'permissions violation for publish to "(.+?)"')
 
+SUBSCRIPTION_DENIED = "permissions violation for subscription"
+
 _REMEDIES = (
-    ("permissions violation for subscription", "permit the user to subscribe to it, or set inbox_prefix"),
+    (SUBSCRIPTION_DENIED, "permit the user to subscribe to it, or set inbox_prefix"),
     ("authorization violation", "check user, password or token in servers, or the option credentials"),
 )
 """Parts of the errors that a server sends, in lower case, and the remedy."""
@@ -35,6 +37,18 @@ STORE_FAILED = 10077
 NO_RESPONDERS = b"NATS/1.0 503"
 """The beginning of the headers with which the server responds if no stream, and no other subscriber, has the
 subject."""
+
+
+class NoAnswer(Exception):
+    """JetStream did not respond as it should; the text is the reason."""
+
+
+class NotPermitted(NoAnswer):
+    """The user may not ask JetStream."""
+
+
+class NotUsable(Exception):
+    """No server, or the durable consumer, can be used; the text has the reason and the remedy."""
 
 
 def explain(error: BaseException) -> str:

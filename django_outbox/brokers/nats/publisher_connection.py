@@ -6,16 +6,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
-from nats.errors import StaleConnectionError
-
 from django_outbox.brokers.call import PendingCall
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import NatsMessage, encode_hpub
 from django_outbox.brokers.nats.errors import (
     BUSY_WAIT,
     NO_RESPONDERS,
+    NoAnswer,
+    NotPermitted,
     blames_message,
-    denied_subject,
     explain,
     read_response,
 )
@@ -26,9 +25,6 @@ from django_outbox.utils.logs import logger
 
 WRITE_SIZE = 64 * 1024
 """Bytes that are written at once."""
-
-MAX_SUBJECTS = 20
-"""Maximum number of subjects that JetStream is asked about at once; messages with others are set aside until then."""
 
 STALLED_WAIT = 15.0
 """Seconds for which a subject is first set aside if its messages are not confirmed, because each trial holds up a call
@@ -63,8 +59,6 @@ class NatsPublisherConnection(NatsConnection):
         self._inbox = b""
         self._last_token = 0
         self._is_examining = False
-        self._has_work = asyncio.Event()
-        self._has_room = asyncio.Event()
         self._thread.start()
 
     # Any thread
@@ -87,8 +81,7 @@ class NatsPublisherConnection(NatsConnection):
         while not self.error:
             while self._queue:
                 await self._send(self._queue.popleft())
-            self._has_work.clear()
-            await self._has_work.wait()
+            await self._wait(lambda: bool(self._queue or self.error))
 
     def _submit(self, call: NatsCall) -> None:
         if self.error:
@@ -96,7 +89,7 @@ class NatsPublisherConnection(NatsConnection):
         else:
             self._calls.add(call)
             self._queue.append(call)
-            self._has_work.set()
+            self._changed.set()
 
     async def _send(self, call: NatsCall) -> None:
         frames: list[bytes] = []
@@ -118,7 +111,7 @@ class NatsPublisherConnection(NatsConnection):
             if len(self._in_flight) >= self._max_in_flight:
                 await self._write(frames, call)
                 frames, size = [], 0
-                await self._wait_for_room()
+                await self._wait(lambda: len(self._in_flight) < self._max_in_flight or bool(self.error))
             self._last_token += 1
             token = b"%d" % self._last_token
             self._in_flight[token] = call, index
@@ -133,11 +126,6 @@ class NatsPublisherConnection(NatsConnection):
         if frames:
             await self._client.write(frames)
             call.progress_at = time.monotonic()
-
-    async def _wait_for_room(self) -> None:
-        while len(self._in_flight) >= self._max_in_flight and not self.error:
-            self._has_room.clear()
-            await self._has_room.wait()
 
     # Responses
 
@@ -156,7 +144,7 @@ class NatsPublisherConnection(NatsConnection):
             if self._suspensions.suspended:
                 self._suspensions.end(_subject(sent))
             self._set_outcome(sent, outcome)
-        self._has_room.set()
+        self._changed.set()
 
     def _set_outcome(self, sent: Sent, outcome: Outcome) -> None:
         call, index = sent
@@ -173,32 +161,36 @@ class NatsPublisherConnection(NatsConnection):
 
     async def _judge(self, messages: Sequence[Sent], *, stalled: bool) -> None:
         """Find out why these messages are not confirmed, and set their outcomes."""
-        subjects = list(dict.fromkeys(_subject(sent) for sent in messages))[:MAX_SUBJECTS]
-        outcomes = await asyncio.gather(*(self._api.judge(subject.decode(), stalled=stalled) for subject in subjects))
+        subjects = list(dict.fromkeys(_subject(sent) for sent in messages))
+        outcomes = await asyncio.gather(*(self._judge_subject(subject.decode()) for subject in subjects))
         by_subject = dict(zip(subjects, outcomes, strict=True))
         for subject, outcome in by_subject.items():
             if stalled and outcome.kind is OutcomeKind.DEFERRED:
                 self._suspensions.begin(subject, outcome.error, outcome.error_class, least=STALLED_WAIT)
             elif outcome.kind is OutcomeKind.REJECTED:
                 self._suspensions.end(subject)
-        not_asked = set_aside("no stream has confirmed the message", BUSY_WAIT, error_class="nats.stalled")
         for sent in messages:
             self._suspensions.end_trial(_subject(sent))
-            self._set_outcome(sent, by_subject.get(_subject(sent), not_asked))
+            self._set_outcome(sent, by_subject[_subject(sent)])
 
-    def _on_error(self, error: Exception) -> None:
-        subject = denied_subject(error)
-        if subject is None:
-            # The end of the connection is reported in another way.
-            if not isinstance(error, StaleConnectionError | OSError):
-                logger.warning(
-                    "%(subject)s: %(address)s: %(reason)s",
-                    event="broker.error",
-                    subject=self._owner,
-                    address=self._server,
-                    reason=explain(error),
-                )
-            return
+    async def _judge_subject(self, subject: str) -> Outcome:
+        """Return the outcome of messages that no stream has confirmed: a wrong subject differs from an outage."""
+        try:
+            found = await self._client.ask("STREAM.NAMES", {"subject": subject})
+        except NotPermitted as error:
+            reason = f"no stream has confirmed the message; whether one has its subject cannot be found out: {error}"
+            return set_aside(reason, BUSY_WAIT, error_class="nats.not_confirmed")
+        except NoAnswer as error:
+            return unanswered(str(error))
+        if not found.get("streams"):
+            reason = (
+                f"no stream has the subject {subject!r}; add it to a stream's subjects, or correct the option subject"
+            )
+            return rejected(reason, error_class="nats.no_stream")
+        reason = f"the stream {found['streams'][0]!r} confirms nothing: it has no leader, has no_ack set, or is busy"
+        return set_aside(reason, BUSY_WAIT, error_class="nats.stalled")
+
+    def _on_denied(self, subject: str) -> None:
         # There is no response to these messages.
         text = "the user may not publish to this subject; permit it in the server's configuration of the user"
         denied = [token for token, sent in self._in_flight.items() if _subject(sent).decode().lower() == subject]
@@ -237,7 +229,7 @@ class NatsPublisherConnection(NatsConnection):
             return
         # The server has read all of these messages, and sent its responses first.
         left = [sent for token in before if (sent := self._in_flight.pop(token, None)) is not None]
-        self._has_room.set()
+        self._changed.set()
         await self._judge(left, stalled=True)
         self._is_examining = False
 
@@ -247,7 +239,7 @@ class NatsPublisherConnection(NatsConnection):
             del self._in_flight[token]
         for subject in {encoded.subject for encoded in call.encoded.values()}:
             self._suspensions.end_trial(subject)
-        self._has_room.set()
+        self._changed.set()
         call.set_missing(unanswered(f"{self._server} did not confirm the message in time"))
 
     # Ending
@@ -270,8 +262,6 @@ class NatsPublisherConnection(NatsConnection):
         self._calls.clear()
         self._in_flight.clear()
         self._queue.clear()
-        self._has_work.set()
-        self._has_room.set()
 
 
 def _subject(sent: Sent) -> bytes:
