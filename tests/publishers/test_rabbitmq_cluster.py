@@ -30,7 +30,7 @@ SHOP = "shop"
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Node]]:
     """A cluster in which only the first node is running."""
-    with running_cluster(3) as nodes:
+    with running_cluster() as nodes:
         first, second, third = nodes
         first.declare(HEALTHY)
         second.declare(WITHOUT_QUORUM, "quorum")

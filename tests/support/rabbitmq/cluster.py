@@ -32,12 +32,16 @@ def start_epmd(nursery: Nursery) -> int:
     return port
 
 
+def node_name(name: str) -> str:
+    return f"outbox_{name}_{os.getpid()}@localhost"
+
+
 class Node:
     """One node, which can be stopped as an administrator does it, killed, and started again.
 
     Args:
         epmd: the port of its port mapper.
-        name: its name within the cluster.
+        name: its name on this machine.
         settings: further lines of `rabbitmq.conf`.
     """
 
@@ -47,7 +51,7 @@ class Node:
         home.mkdir(mode=0o700)
         (nursery.directory / ".erlang.cookie").touch(mode=0o600)
         self.port = free_port()
-        self.name = f"outbox_{name}_{os.getpid()}@localhost"
+        self.name = node_name(name)
         (home / "enabled_plugins").write_text("[].\n")
         (home / "env.conf").touch()
         (home / "rabbitmq.conf").write_text(
@@ -128,17 +132,15 @@ class Node:
 
 
 @contextmanager
-def running_cluster(count: int = 3) -> Iterator[list[Node]]:
-    """Start that many nodes and join them to one cluster; all of them are gone in the end."""
+def running_cluster() -> Iterator[list[Node]]:
+    """Start three nodes, which form a cluster when they boot; all of them are gone in the end."""
+    names = ["rabbit1", "rabbit2", "rabbit3"]
+    peers = "".join(f"cluster_formation.classic_config.nodes.{name} = {node_name(name)}\n" for name in names)
     with Nursery() as nursery:
         epmd = start_epmd(nursery)
-        nodes = [Node(nursery, epmd, f"rabbit{number}") for number in range(1, count + 1)]
+        nodes = [Node(nursery, epmd, name, peers) for name in names]
         for node in nodes:
             node.boot()
         for node in nodes:
-            node.wait()
-        for node in nodes[1:]:
-            for command in (["stop_app"], ["join_cluster", nodes[0].name], ["start_app"]):
-                node.ctl(*command)
             node.wait()
         yield nodes
