@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
 from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder, decode_properties, read_delivery
-from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
+from django_outbox.brokers.rabbitmq.wire import ConfirmWire, Delivered, DeliveryWire
 from django_outbox.messages import MAX_HEADERS_DEPTH
 from tests.support.claimed import make_message
 
@@ -143,10 +143,15 @@ def test_deliveries_are_taken_out_and_everything_else_is_passed_on_however_it_is
     assert pika_side.data == others
 
 
-def test_pika_gets_a_heartbeat_while_only_deliveries_arrive():
+@pytest.mark.parametrize(
+    ("wire", "method"),
+    [(DeliveryWire, pika.spec.Basic.Deliver("c", 1, False, "", "k")), (ConfirmWire, pika.spec.Basic.Ack(1, True))],
+    ids=["deliveries", "confirms"],
+)
+def test_pika_gets_a_heartbeat_while_it_gets_nothing_else(wire, method):
     pika_side = Pika()
-    wire = DeliveryWire(pika_side, lambda _: None, has_heartbeats=True)  # type: ignore[arg-type]
-    data = pika.frame.Method(1, pika.spec.Basic.Deliver("c", 1, False, "", "k")).marshal()
-    wire.data_received(data)
-    wire.data_received(data)
+    receiving = wire(pika_side, lambda *_: None, has_heartbeats=True)
+    data = pika.frame.Method(1, method).marshal()
+    receiving.data_received(data)
+    receiving.data_received(data)
     assert pika_side.data == pika.frame.Heartbeat().marshal()

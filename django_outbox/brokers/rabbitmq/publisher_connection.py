@@ -8,6 +8,7 @@ from functools import partial
 from threading import Lock
 
 import pika
+from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 from pika.channel import Channel
 from pika.exceptions import ConnectionBlockedTimeout
 from pika.frame import Method
@@ -179,7 +180,8 @@ class PublisherChannel:
             self._on_exchange_found()
 
     def _on_exchange_found(self, _frame: object = None) -> None:
-        self._channel.confirm_delivery(self._on_passed_on_confirm, callback=self._on_ready)
+        # The wire takes the confirms.
+        self._channel.confirm_delivery(lambda *_: None, callback=self._on_ready)
 
     def _on_ready(self, _frame: object) -> None:
         self.is_open = True
@@ -219,11 +221,7 @@ class PublisherChannel:
         self._release_if_complete()
         return self.transmission is not None and stop < len(transmission.messages)
 
-    # Responses (only newer releases of pika have generic frames, so their types are quoted)
-
-    def _on_passed_on_confirm(self, frame: "Method[Basic.Ack | Basic.Nack]") -> None:
-        method = frame.method
-        self.confirm(isinstance(method, Basic.Ack), method.delivery_tag, method.multiple)
+    # Responses
 
     def confirm(self, ack: bool, tag: int, multiple: bool) -> None:
         """Record that the broker confirmed, or nacked, the message with this tag, or all messages up to it."""
@@ -262,7 +260,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
     kind = "publisher"
 
     def __init__(self, options: PublishingOptions) -> None:
-        super().__init__(options, lambda connection: ConfirmWire(connection, self._on_confirm))
+        super().__init__(options, self._make_wire)
         self._options = options
         self._lock = Lock()
         self._unsent: deque[Transmission] = deque()
@@ -297,6 +295,9 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self.accepts_more = False
 
     # Channels
+
+    def _make_wire(self, connection: AbstractStreamProtocol) -> ConfirmWire:
+        return ConfirmWire(connection, self._on_confirm, has_heartbeats=bool(self.host.heartbeat))
 
     def _on_open(self, connection: pika.SelectConnection) -> None:
         connection.add_on_connection_blocked_callback(self._on_blocked)
@@ -420,6 +421,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._end(f"RabbitMQ at {self.address} confirms nothing over the connection")
             self._cut()
 
+    # Only newer releases of pika have generic frames, so their types are quoted.
     def _on_blocked(self, _connection: object, frame: "Method[ConnectionMethods.Blocked]") -> None:
         self._blocked_reason = str(frame.method.reason)
         self._log(logging.WARNING, f"RabbitMQ blocks the connection: {self._blocked_reason}", event="broker.blocked")

@@ -6,6 +6,7 @@ number. Everything but messages and confirms is left to pika. All of this uses t
 other event loops (`pika.adapters.utils.nbio_interface`).
 """
 
+import abc
 import os
 import socket
 import struct
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from ssl import SSLContext
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pika.adapters.select_connection import IOLoop
 from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamProtocol, AbstractStreamTransport
@@ -32,22 +33,19 @@ FRAME_END = 0xCE
 BASIC = 60
 """The class of the methods `DELIVER`, and `ACK` and `NACK`, by which the broker confirms or refuses messages."""
 
-DELIVER, ACK, NACK = 60, 80, 120
-
-CONFIRM = struct.Struct(">BHIHHQBB")
-"""A whole frame with `basic.ack` or `basic.nack`: type, channel, size, class, method, delivery tag, flags and end."""
-
-CONFIRM_SIZE = CONFIRM.size - FRAME_START.size - 1
-MULTIPLE = 1
-"""The flag of a confirm that covers all messages up to its delivery tag."""
-
 METHOD_START = struct.Struct(">HH")
-DELIVERY = METHOD_START.pack(BASIC, DELIVER)
+"""Class and method."""
+
+DELIVER, ACK, NACK = (METHOD_START.pack(BASIC, method) for method in (60, 80, 120))
+
 HEADER_START = struct.Struct(">HHQ")
 """Class, weight and body size."""
 
 TAG = struct.Struct(">QB")
-"""Delivery tag, and whether the message was delivered before."""
+"""Delivery tag and flags."""
+
+MULTIPLE = 1
+"""The flag of a confirm that covers all messages up to its delivery tag."""
 
 HEADER_FRAME_OVERHEAD = 20
 """Bytes of a header frame without the message's properties: frame start and end, class, weight and body size."""
@@ -63,9 +61,9 @@ _END_AND_HEADER_START = struct.Struct(">BBHIHHQ")
 ConfirmHandler = Callable[[int, bool, int, bool], None]
 """Takes the channel's number, whether it is an ack, the delivery tag, and whether it covers all tags up to this one."""
 
-PASS_ON_INTERVAL = 0.5
-"""Seconds after which a frame is passed on to pika although it is not needed there: pika considers a connection dead if
-it receives nothing for a while. The shortest heartbeat is 1 s."""
+HEARTBEAT_INTERVAL = 0.5
+"""Seconds after which pika receives a heartbeat if it receives nothing else, because it would consider the connection
+dead. The shortest heartbeat is 1 s."""
 
 HEARTBEAT = Heartbeat().marshal()
 
@@ -161,16 +159,20 @@ class Loop(IOLoop):
 
 
 class Wire(AbstractStreamProtocol):
-    """Stands between the socket and pika's connection.
+    """Stands between the socket and pika's connection, which may have heartbeats.
 
-    A subclass reads some kinds of frames itself. It passes all others on to pika, whole and in order. Both have their
-    own loop over the frames, because a call for each frame would be slow.
+    A subclass takes some frames itself: all of some `kinds`, and those with some `methods`. All others are passed on to
+    pika, whole and in order.
     """
 
-    def __init__(self, connection: AbstractStreamProtocol) -> None:
+    kinds: ClassVar[tuple[int, ...]] = ()
+    methods: ClassVar[tuple[bytes, ...]]
+
+    def __init__(self, connection: AbstractStreamProtocol, *, has_heartbeats: bool) -> None:
         self.connection = connection
+        self._has_heartbeats = has_heartbeats
         self._rest = b""
-        self._pass_on_at = 0.0
+        self._heartbeat_at = 0.0
 
     def connection_made(self, transport: AbstractStreamTransport) -> None:
         self.connection.connection_made(transport)
@@ -181,68 +183,13 @@ class Wire(AbstractStreamProtocol):
     def eof_received(self) -> bool | None:
         return self.connection.eof_received()
 
-
-class ConfirmWire(Wire):
-    """Reads confirms. pika processes a return before the confirm that follows it."""
-
-    def __init__(self, connection: AbstractStreamProtocol, on_confirm: ConfirmHandler) -> None:
-        super().__init__(connection)
-        self._on_confirm = on_confirm
-
     def data_received(self, data: bytes) -> None:
         if self._rest:
             data, self._rest = self._rest + data, b""
+        kinds, methods = self.kinds, self.methods
         start, position, end = 0, 0, len(data)
-        # pika considers a connection dead if it receives nothing for a while, so a confirm is passed on now and then.
-        pass_on = time.monotonic() >= self._pass_on_at
         while end - position >= FRAME_START.size:
             kind, channel, size = FRAME_START.unpack_from(data, position)
-            if not 0 < kind <= MAX_FRAME_TYPE:
-                # Not AMQP 0-9-1: pika reports the error.
-                position = end
-                break
-            following = position + FRAME_START.size + size + 1
-            if following > end:
-                break
-            if kind == METHOD and size == CONFIRM_SIZE and not pass_on:
-                *_, cls, method, tag, flags, last = CONFIRM.unpack_from(data, position)
-                if cls == BASIC and method in (ACK, NACK) and last == FRAME_END:
-                    if start < position:
-                        self.connection.data_received(data[start:position])
-                    start = following
-                    self._on_confirm(channel, method == ACK, tag, bool(flags & MULTIPLE))
-            position, pass_on = following, False
-        self._rest = data[position:]
-        if start < position:
-            self._pass_on_at = time.monotonic() + PASS_ON_INTERVAL
-            self.connection.data_received(data[start:position])
-
-
-class DeliveryWire(Wire):
-    """Reads deliveries. If the connection has heartbeats, pika expects to receive something now and then."""
-
-    def __init__(
-        self,
-        connection: AbstractStreamProtocol,
-        on_delivery: Callable[[Delivered], object],
-        *,
-        has_heartbeats: bool,
-    ) -> None:
-        super().__init__(connection)
-        self._on_delivery = on_delivery
-        self._has_heartbeats = has_heartbeats
-        # The message being received. There is one channel, so the frames of two messages are never mixed.
-        self._method = b""
-        self._properties = b""
-        self._missing = 0
-        self._parts: list[bytes] = []
-
-    def data_received(self, data: bytes) -> None:
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        start, position, end = 0, 0, len(data)
-        while end - position >= FRAME_START.size:
-            kind, _channel, size = FRAME_START.unpack_from(data, position)
             if not 0 < kind <= MAX_FRAME_TYPE:
                 # Not AMQP 0-9-1: pika reports the error.
                 position = end
@@ -251,20 +198,55 @@ class DeliveryWire(Wire):
             following = content + size + 1
             if following > end:
                 break
-            if kind in (HEADER, BODY) or (kind == METHOD and data.startswith(DELIVERY, content)):
+            if kind in kinds or (kind == METHOD and data.startswith(methods, content)):
                 if start < position:
                     self.connection.data_received(data[start:position])
                 start = following
-                self._take(kind, data[content : following - 1])
+                self._take(kind, channel, data[content : following - 1])
             position = following
         self._rest = data[position:]
         if start < position:
             self.connection.data_received(data[start:position])
-        elif start and self._has_heartbeats and time.monotonic() >= self._pass_on_at:
-            self._pass_on_at = time.monotonic() + PASS_ON_INTERVAL
+        elif start and self._has_heartbeats and time.monotonic() >= self._heartbeat_at:
+            self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
             self.connection.data_received(HEARTBEAT)
 
-    def _take(self, kind: int, content: bytes) -> None:
+    @abc.abstractmethod
+    def _take(self, kind: int, channel: int, content: bytes) -> None: ...
+
+
+class ConfirmWire(Wire):
+    """Reads confirms. pika processes a return before the confirm that follows it."""
+
+    methods = (ACK, NACK)
+
+    def __init__(self, connection: AbstractStreamProtocol, on_confirm: ConfirmHandler, *, has_heartbeats: bool) -> None:
+        super().__init__(connection, has_heartbeats=has_heartbeats)
+        self._on_confirm = on_confirm
+
+    def _take(self, kind: int, channel: int, content: bytes) -> None:
+        tag, flags = TAG.unpack_from(content, METHOD_START.size)
+        self._on_confirm(channel, content.startswith(ACK), tag, bool(flags & MULTIPLE))
+
+
+class DeliveryWire(Wire):
+    """Reads deliveries. There is one channel, so the frames of two messages are never mixed."""
+
+    kinds = (HEADER, BODY)
+    methods = (DELIVER,)
+
+    def __init__(
+        self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivered], object], *, has_heartbeats: bool
+    ) -> None:
+        super().__init__(connection, has_heartbeats=has_heartbeats)
+        self._on_delivery = on_delivery
+        # The message being received.
+        self._method = b""
+        self._properties = b""
+        self._missing = 0
+        self._parts: list[bytes] = []
+
+    def _take(self, kind: int, channel: int, content: bytes) -> None:
         if kind == METHOD:
             self._method = content
             return
