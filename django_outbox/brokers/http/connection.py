@@ -1,6 +1,5 @@
 """The server that requests are sent to, and its connections."""
 
-import threading
 import time
 from contextlib import suppress
 
@@ -42,7 +41,6 @@ class Server:
         self._busy = ""
         self._busy_until = 0.0
         self._idle: list[HTTPConnection] = []
-        self._lock = threading.Lock()
 
     @property
     def busy(self) -> str:
@@ -51,11 +49,14 @@ class Server:
 
     def send(self, request: Request | None) -> Result:
         """Send a request, or without one a request that does nothing."""
-        connection = self._take_connection()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = HTTPConnection(self._options)
         try:
             result = connection.send(request)
         finally:
-            self._give_back(connection)
+            self._idle.append(connection)
         self.is_known = not isinstance(result, FailedRequest)
         if request is not None and isinstance(result, Response) and result.is_busy:
             self._busy = f"the receiver responded {result.status}"
@@ -77,18 +78,9 @@ class Server:
 
     def close(self) -> None:
         """Close idle connections. One that is in use is closed when it is forgotten, with this object."""
-        with self._lock:
-            idle, self._idle = self._idle, []
+        idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-    def _take_connection(self) -> "HTTPConnection":
-        with self._lock:
-            return self._idle.pop() if self._idle else HTTPConnection(self._options)
-
-    def _give_back(self, connection: "HTTPConnection") -> None:
-        with self._lock:
-            self._idle.append(connection)
 
 
 class HTTPConnection:
