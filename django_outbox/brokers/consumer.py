@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -178,8 +178,10 @@ class Consumer(StoringOptions, abc.ABC):
 class ConsumerConnection(abc.ABC):
     """One connection of a consumer. It is not opened again after its end; construct another one.
 
-    The methods are the methods of `Consumer`, which describes them. `close` also ends a connection that was not opened.
+    Its members are those of `Consumer`, which describes them. `close` also ends a connection that was not opened.
     """
+
+    is_waiting = False
 
     @abc.abstractmethod
     def open(self) -> None: ...
@@ -194,18 +196,18 @@ class ConsumerConnection(abc.ABC):
     def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=ConsumerConnection)
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
-class ConnectedConsumer(Consumer, Generic[C]):
+class ConnectedConsumer(Consumer):
     """A consumer that constructs a new connection each time that it is opened."""
 
-    _connection: C | None = field(init=False, default=None)
+    _connection: ConsumerConnection | None = field(init=False, default=None)
 
     @abc.abstractmethod
-    def _make_connection(self) -> C:
-        """Construct a connection."""
+    def _make_connection(self) -> ConsumerConnection: ...
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._connection is not None and self._connection.is_waiting
 
     def open(self) -> None:
         self.close()

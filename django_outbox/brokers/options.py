@@ -47,7 +47,7 @@ def require_number(option: str, value: object, lowest: int, highest: int) -> Non
 
 
 def require_choice(option: str, value: object, choices: Sequence[str | None]) -> None:
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
+    if value not in choices:
         names = ", ".join(repr(choice) for choice in choices)
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be one of {names}.")
 
@@ -97,10 +97,8 @@ class UrlOption(NamedTuple):
             yield url, self.read_one(url)
 
     def read_one(self, url: object) -> SplitResult:
-        if not url:
-            raise ImproperlyConfigured(f'{self.name} is missing; set it to a URL like "{self.example}".')
-        if not isinstance(url, str):
-            raise ImproperlyConfigured(f'{self.name} must be a URL like "{self.example}".')
+        if not isinstance(url, str) or not url:
+            raise ImproperlyConfigured(f'{self.name} is missing, or not text; set it to a URL like "{self.example}".')
         scheme, separator, _rest = url.partition("://")
         if scheme not in self.schemes or not separator:
             *others, last = (f"{each}://" for each in self.schemes)

@@ -80,7 +80,7 @@ def test_e037_the_backend_is_not_a_consumer():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"queue": ""}, "queue is ''; it must be a string of 1 to 255 bytes"),
+        ({"queue": ""}, "queue is missing; set it to a string like 'billing'"),
         ({"type_header": 7}, "type_header is 7; it must be the name of a header"),
         ({"url": "http://guest:secret@host"}, "url: a URL must begin with amqp://"),
         ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of 'store', 'drop'"),

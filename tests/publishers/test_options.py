@@ -61,7 +61,7 @@ SHARED: list[tuple[str, object, str]] = [
 EVERY: list[Make] = [http, kafka, nats, rabbitmq, redis, sns, sqs, kafka_consumer, nats_consumer, redis_consumer]
 
 OWN: list[tuple[Make, dict[str, Any], str]] = [
-    (http, {"url": ""}, 'url is missing; set it to a URL like "https://shop.example.com/hooks"'),
+    (http, {"url": ""}, 'url is missing, or not text; set it to a URL like "https://shop.example.com/hooks"'),
     (http, {"url": "ftp://shop.example.com/s3cret"}, "must begin with http:// or https://"),
     (http, {"url": "https://shop.example.com:0/s3cret"}, "a URL cannot be read"),
     (http, {"url": "https://shop.example.com/s3cret\r\nx: y"}, "url contains a line break"),
@@ -110,7 +110,7 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (kafka_consumer, {"topics": []}, "topics must be a topic, or a list of topics"),
     (kafka_consumer, {"topics": ["order created"]}, "topics has 'order created'"),
     (kafka_consumer, {"topics": "^orders"}, "topics has '^orders'"),
-    (nats, {"servers": ()}, "servers is missing; set it to a URL like"),
+    (nats, {"servers": ()}, "servers is missing, or not text; set it to a URL like"),
     (nats, {"servers": "http://outbox:s3cret@host"}, "servers: a URL must begin with nats:// or tls://"),
     (nats, {"subject": "shop.{id}"}, "subject is 'shop.{id}'; its placeholders must be"),
     (nats, {"subject": "shop.*.{topic}"}, "subject is 'shop.*.{topic}'; a subject has up to 2,048 bytes"),
@@ -119,8 +119,8 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (nats, {"ssl": {}}, "every URL in servers must begin with tls://"),
     (nats_consumer, {"stream": ""}, "stream is ''; it must be a name without"),
     (nats_consumer, {"durable": "a.b"}, "durable is 'a.b'; it must be a name without"),
-    (rabbitmq, {"url": ()}, 'url is missing; set it to a URL like "amqp://user:password@host:5672/vhost"'),
-    (rabbitmq, {"url": ["amqp://a", 5]}, "url must be a URL like"),
+    (rabbitmq, {"url": ()}, 'set it to a URL like "amqp://user:password@host:5672/vhost"'),
+    (rabbitmq, {"url": ["amqp://a", 5]}, "url is missing, or not text"),
     (rabbitmq, {"url": "http://guest:s3cret@host"}, "url: a URL must begin with amqp:// or amqps://"),
     (rabbitmq, {"url": "amqp://"}, "url: a URL cannot be read"),
     (rabbitmq, {"url": f"{AMQP}\n"}, "url contains a line break"),
@@ -142,7 +142,7 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (redis, {"url": "http://shop:s3cret@localhost"}, "redis:// or rediss://"),
     (redis, {"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     (redis, {"url": f"{REDIS}?protocol=3"}, "url has parameters"),
-    (redis, {"url": [REDIS, REDIS]}, "url must be a URL like"),
+    (redis, {"url": [REDIS, REDIS]}, "url is missing, or not text"),
     (redis, {"sentinels": "redis://localhost"}, "without a port"),
     (redis, {"url": "redis://m", "sentinels": ["redis://a", "rediss://b"]}, "differ only in host and port"),
     (redis, {"max_length": 0}, "max_length is 0"),

@@ -35,7 +35,7 @@ there are more members than partitions.
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
+class KafkaConsumer(ConnectedConsumer):
     """Reads topics as a member of a consumer group. The offsets are committed after the database's commit.
 
     Args:

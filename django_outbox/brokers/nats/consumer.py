@@ -39,7 +39,7 @@ FIRST_REQUEST = 100
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]):
+class JetStreamConsumer(NatsOptions, ConnectedConsumer):
     """Reads a stream through a durable pull consumer. Both must exist.
 
     Several processes may share a durable consumer: each message is delivered to one of them. A message that a process
@@ -69,10 +69,6 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
     def source(self) -> str:
         servers = ", ".join(server.address for server in self.nodes)
         return f"stream {self.stream!r}, consumer {self.durable!r} at {servers}"
-
-    @property
-    def is_waiting(self) -> bool:
-        return self._connection is not None and self._connection.is_waiting
 
     def _make_connection(self) -> "NatsConsumerConnection":
         return NatsConsumerConnection(self)

@@ -10,6 +10,7 @@ from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 from pika.channel import Channel
 
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Intake
+from django_outbox.brokers.options import require_text
 from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.errors import explain
@@ -98,7 +99,7 @@ class Window:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConnection"]):
+class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer):
     """Reads a queue. It declares nothing: the queue, its bindings and its dead-letter exchange must exist.
 
     Args:
@@ -117,7 +118,8 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConne
     def __post_init__(self) -> None:
         RabbitMQOptions.__post_init__(self)
         ConnectedConsumer.__post_init__(self)
-        require_short_string("queue", self.queue, min_bytes=1)
+        require_text("queue", self.queue, "'billing'")
+        require_short_string("queue", self.queue)
 
     @property
     def source(self) -> str:

@@ -90,9 +90,8 @@ class PublishingOptions(RabbitMQOptions):
 
 
 def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
-    if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
-        raise URL.unreadable
-    if parts.username is not None and parts.password is None:
+    has_no_password = parts.username is not None and parts.password is None
+    if has_no_password or "@" in parts.path + parts.query + parts.fragment:
         raise URL.unreadable
     query = parse_qs(parts.query)
     if others := [parameter for parameter in query if parameter not in PARAMETERS]:
@@ -117,10 +116,11 @@ def _set_tls(hosts: Sequence[pika.URLParameters], files: object) -> None:
         host.ssl_options = pika.SSLOptions(context, host.host)
 
 
-def require_short_string(option: str, value: object, min_bytes: int = 0) -> None:
+def require_short_string(option: str, value: object) -> None:
     with suppress(UnicodeEncodeError):
-        if isinstance(value, str) and min_bytes <= len(value.encode()) <= MAX_SHORT_STRING:
+        if isinstance(value, str) and len(value.encode()) <= MAX_SHORT_STRING:
             require_printable(option, value)
             return
-    size = f"{min_bytes} to {MAX_SHORT_STRING}" if min_bytes else f"at most {MAX_SHORT_STRING}"
-    raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of {size} bytes in UTF-8.")
+    raise ImproperlyConfigured(
+        f"{option} is {value!r}; it must be a string of at most {MAX_SHORT_STRING} bytes in UTF-8."
+    )

@@ -43,7 +43,7 @@ RELEASED = "outbox-released"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnection"]):
+class RedisStreamsConsumer(RedisOptions, ConnectedConsumer):
     """Reads a stream as a member of a consumer group, and acknowledges an entry after it was stored.
 
     Entries stay in the stream when they are acknowledged: trim it with the publisher's `max_length`, or with XTRIM.
