@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.outcomes import call_publisher
-from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, OutcomeKind, rejected, retry_later, unanswered
 from django_outbox.relay.sending.isolation import Isolation
 from tests.support.claimed import make_message
@@ -79,7 +78,7 @@ def test_a_message_that_raises_is_deferred_with_the_exception():
 
 
 @settings(deadline=None)
-@given(data=st.data(), count=st.integers(2, 1000), takes_beginning=st.booleans())
+@given(data=st.data(), count=st.integers(2, 300), takes_beginning=st.booleans())
 def test_exactly_the_poison_messages_are_found_in_few_calls(data: st.DataObject, count: int, takes_beginning: bool):
     poison = data.draw(st.sets(st.integers(0, count - 1), max_size=min(ALWAYS_FOUND, count - 1)))
     receiver = Receiver(poison, takes_beginning=takes_beginning)
@@ -103,18 +102,6 @@ def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: 
         assert set(kinds(outcomes)) <= {OutcomeKind.ACCEPTED, OutcomeKind.DEFERRED}
     else:
         assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
-
-
-@pytest.mark.parametrize(
-    "poison",
-    [range(0, 1000, 2), range(1, 1000, 2), range(500), range(500, 1000), range(0, 1000, 7), range(1, 1000)],
-    ids=["even", "odd", "first half", "last half", "every seventh", "all but the first"],
-)
-def test_many_poison_messages_hide_no_other_message(poison: range):
-    receiver = Receiver(poison)
-    outcomes = isolate(receiver.publish, numbered(1000))
-    assert culprits_of(outcomes) == set(poison)
-    assert {message.id for message in receiver.taken} == {*range(1000)} - {*poison}
 
 
 @settings(deadline=None)
@@ -239,13 +226,6 @@ def test_no_message_is_accepted_before_an_earlier_one_of_its_key(data: st.DataOb
 # On RabbitMQ
 
 
-@pytest.fixture
-def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let headers through that RabbitMQ refuses, and that are otherwise rejected before they are sent."""
-    monkeypatch.setattr(encoding, "ROUTING_HEADERS", ())
-
-
-@pytest.mark.usefixtures("unguarded")
 def test_a_message_that_makes_rabbitmq_close_the_channel_is_rejected_alone(
     broker: Broker, proxy: Proxy, make_publisher: MakePublisher
 ):
@@ -265,7 +245,6 @@ def test_a_message_that_makes_rabbitmq_close_the_channel_is_rejected_alone(
     assert proxy.connections == 1
 
 
-@pytest.mark.usefixtures("unguarded")
 def test_a_single_message_that_rabbitmq_refuses_is_rejected(broker: Broker, make_publisher: MakePublisher):
     """The broker responded, so this is not an outage, although there is no other message with an outcome."""
     publisher = make_publisher()
