@@ -124,7 +124,6 @@ def check(
     windows: Sequence[Window] = (),
     *,
     blocks_key: bool = False,
-    dead_letters: bool = False,
 ) -> Ledger:
     """Compare the journals of writers and operators with the consumer's and with the rows that are left in the table.
 
@@ -146,7 +145,7 @@ def check(
     check_windows(ledger, written, windows, blocks_key)
     check_late_calls(ledger, journals.late)
     check_rows(ledger, written, database, refusals)
-    check_dead_letters(ledger, written, journals.dead, database, dead_letters)
+    check_dead_letters(ledger, written, journals.dead, database)
     return ledger
 
 
@@ -301,9 +300,7 @@ def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseSe
         ledger.breaks(Promise.ODD_ATTEMPT, f"{name} {written.get(name)} attempts {attempts}: {error[:200]}")
 
 
-def check_dead_letters(
-    ledger: Ledger, written: dict[str, Written], dead: Path, database: DatabaseServer, expected: bool
-) -> None:
+def check_dead_letters(ledger: Ledger, written: dict[str, Written], dead: Path, database: DatabaseServer) -> None:
     """Compare the dead letters with the marks in the rows of failed messages."""
     copies: Counter[str] = Counter()
     with dead.open() as lines:
@@ -322,12 +319,9 @@ def check_dead_letters(
         if marked:
             if not copies[name]:
                 ledger.breaks(Promise.NO_COPY, f"{name} {each}")
-        elif each is not None:
-            # Those of earlier failures were noted, until it was requeued.
-            unnoted = copies[name] > each.requeued
-            uncopied = expected and each.kind is Kind.UNROUTABLE
-            if unnoted or uncopied:
-                ledger.breaks(Promise.NOT_NOTED, f"{name} {each} copies {copies[name]}")
+        # Those of earlier failures were noted, until it was requeued.
+        elif each is not None and (copies[name] > each.requeued or each.kind is Kind.UNROUTABLE):
+            ledger.breaks(Promise.NOT_NOTED, f"{name} {each} copies {copies[name]}")
 
 
 def check_ids(ledger: Ledger, written: dict[str, Written], database: DatabaseServer) -> None:

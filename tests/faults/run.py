@@ -120,7 +120,6 @@ class Run:
             stage.refusals,
             stage.windows,
             blocks_key=plan.failed_blocks_key,
-            dead_letters=True,
         )
         struck = sum(fault.struck for fault in self._inflicted) + ledger.closing
         ledger.sent_again_bound = BATCH_SIZE * WORKERS * struck

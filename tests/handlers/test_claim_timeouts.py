@@ -12,17 +12,13 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.handling.savepoints import TIMED_OUT
-from tests.conftest import ALIASES, LOCKING
+from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.effects import HANDLERS, drain, drain_all, effects, leave
 from tests.support.messages import put, row
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = [
-    pytest.mark.django_db(databases=ALIASES, transaction=True),
-    pytest.mark.usefixtures("handlers"),
-    pytest.mark.parametrize("using", LOCKING, indirect=True),
-]
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "CLAIM_TIMEOUT": 1}}}
 
@@ -59,7 +55,10 @@ def outlive_the_transaction(using: str) -> None:
         eventually(has_ended)
 
 
-@pytest.mark.parametrize("afterwards", AFTERWARDS)
+@pytest.mark.parametrize(
+    ("using", "afterwards"),
+    [*(("postgresql", each) for each in AFTERWARDS), *((using, "returns") for using in MYSQL_AND_MARIADB)],
+)
 def test_a_handler_that_makes_no_query_for_too_long_is_run_once_more_and_fails_with_the_remedy(
     using: str, afterwards: str
 ):
@@ -87,6 +86,7 @@ def test_a_handler_that_makes_no_query_for_too_long_is_run_once_more_and_fails_w
     )
 
 
+@pytest.mark.parametrize("using", LOCKING)
 @pytest.mark.parametrize("slow_again", [False, True], ids=["fallback", "slow fallback"])
 def test_a_policy_of_one_attempt_fails_it_at_once_and_its_fallback_is_called(using: str, slow_again: bool):
     @handler("t")
@@ -106,6 +106,7 @@ def test_a_policy_of_one_attempt_fails_it_at_once_and_its_fallback_is_called(usi
     assert row(using, id).status is (Status.FAILED if slow_again else Status.PROCESSED)
 
 
+@pytest.mark.parametrize("using", LOCKING)
 def test_a_longer_claim_timeout_of_the_publisher_lets_the_handler_finish(using: str):
     @handler("t")
     def work(payload: Any, message: Message) -> None:

@@ -164,6 +164,7 @@ def test_a_relay_that_was_stopped_keeps_a_message_that_no_other_relay_has_taken(
     assert row(using, id).attempts == 1
 
 
+@pytest.mark.parametrize("using", ["postgresql"])
 def test_sigterm_lets_a_relay_finish_the_message_in_hand_and_begin_no_other(using: str):
     put(2, using)
     with process("tests.support.long_work.relay", using, OUTBOX) as (child, pipe):

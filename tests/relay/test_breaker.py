@@ -178,4 +178,4 @@ class Workers(RuleBasedStateMachine):
 
 
 TestWorkers = Workers.TestCase
-TestWorkers.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestWorkers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

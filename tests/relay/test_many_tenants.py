@@ -48,7 +48,7 @@ def manage(made: Project) -> Iterator[Project]:
 
 
 def test_one_relay_delivers_the_messages_of_all_tenants_and_of_new_ones(manage: Project):
-    enqueue(manage, "t1")
+    enqueue(manage, "t1", count=2)
     with manage.relay("--all-schemas") as relay:
         eventually(lambda: delivered(manage, "t1"))
         enqueue(manage, "t2")
@@ -57,12 +57,17 @@ def test_one_relay_delivers_the_messages_of_all_tenants_and_of_new_ones(manage: 
         enqueue(manage, "t3")
         eventually(lambda: delivered(manage, "t3"))
         manage.do("from customers.models import Client; Client.objects.get(schema_name='t3').delete(force_drop=True)")
-        # It goes on.
-        enqueue(manage, "t1")
-        eventually(lambda: delivered(manage, "t1"))
+        # It goes on, and handlers run in the schema of their tenant, with the tenant itself.
+        enqueue(manage, "t1", "t2", type="order.seen")
+        eventually(lambda: delivered(manage, "t1") and delivered(manage, "t2"))
+    assert "Client t1 in t1" in relay.output
+    assert "Client t2 in t2" in relay.output
     assert "the schemas of all tenants" in relay.output
-    assert "4 delivered, 0 will be retried, 0 failed" in relay.output
+    assert "6 delivered, 0 will be retried, 0 failed" in relay.output
     assert "Traceback" not in relay.output
+    report = "SELECT processed, stopped_at IS NOT NULL FROM {}.django_outbox_heartbeat ORDER BY seen_at DESC LIMIT 1"
+    assert manage.sql(report.format("t1")) == [(3, True)]
+    assert manage.sql(report.format("t2")) == [(2, True)]
 
 
 def test_a_commit_wakes_the_relay_for_its_schema(manage: Project):
@@ -74,14 +79,6 @@ def test_a_commit_wakes_the_relay_for_its_schema(manage: Project):
         # A commit before it listens is not heard.
         eventually(lambda: delivered(manage, "t1") or enqueue_again(manage, "t1"))
         eventually(lambda: delivered(manage, "t2") or enqueue_again(manage, "t2"))
-
-
-def test_handlers_run_in_the_schema_of_their_tenant_with_the_tenant_itself(manage: Project):
-    enqueue(manage, "t1", "t2", type="order.seen")
-    with manage.relay("--all-schemas") as relay:
-        eventually(lambda: delivered(manage, "t1") and delivered(manage, "t2"))
-    assert "Client t1 in t1" in relay.output
-    assert "Client t2 in t2" in relay.output
 
 
 def test_a_schema_without_the_table_does_not_stop_the_others(manage: Project):
@@ -226,17 +223,6 @@ def test_reports_that_cannot_be_written_are_logged_once_for_all_schemas(manage: 
         for schema in ("t1", "t2"):
             manage.sql(f"ALTER TABLE {schema}.gone RENAME TO django_outbox_heartbeat")
     assert relay.output.count("report could not be written") == 1
-
-
-def test_each_schema_has_the_reports_of_the_relay(manage: Project):
-    enqueue(manage, "t2", count=3)
-    with manage.relay("--all-schemas"):
-        eventually(lambda: delivered(manage, "t2"))
-    for schema, count in (("t1", 0), ("t2", 3)):
-        report = (
-            "SELECT processed, stopped_at IS NOT NULL FROM {}.django_outbox_heartbeat ORDER BY seen_at DESC LIMIT 1"
-        )
-        assert manage.sql(report.format(schema)) == [(count, True)]
 
 
 PURGE = """

@@ -65,10 +65,9 @@ def require_others(using: str, *, seconds: float = 60) -> None:
     eventually(lambda: messages.filter(id__in=late).count() == len(late), seconds=seconds)
 
 
-@pytest.mark.parametrize("count", [2, 12])
-def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], count: int, scripted: Script):
+def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any], scripted: Script):
     with handling({**publisher, "BATCH_SIZE": 10}) as calls:
-        ids = put(count, using)
+        ids = put(12, using)
         with refusing(using, f"OLD.id <= {ids[-1]}"), running_relay(using=using, limits=QUICK):
             require_others(using)
             assert max([*calls.values(), *Counter(scripted.published()).values()], default=0) <= 3
@@ -77,10 +76,10 @@ def test_several_refused_rows_stop_no_other(using: str, publisher: dict[str, Any
 
 def test_keys_with_refused_messages_stop_no_other(using: str, publisher: dict[str, Any], scripted: Script):
     with handling({**publisher, "BATCH_SIZE": 10}) as calls:
-        heads = [put(1, using, key=f"key-{number}")[0] for number in range(30)]
+        heads = [put(1, using, key=f"key-{number}")[0] for number in range(12)]
         with refusing(using, f"OLD.id <= {heads[-1]}"), running_relay(using=using, limits=QUICK) as relay:
             eventually(lambda: relay._state.refusals["default"].ids == {*heads})
-            later = [put(1, using, first=100, key=f"key-{number}")[0] for number in range(30)]
+            later = [put(1, using, first=100, key=f"key-{number}")[0] for number in range(12)]
             require_others(using)
             require_others(using)
     assert not calls[100]
@@ -97,7 +96,7 @@ def test_refused_rows_larger_than_a_batch_stop_no_other(using: str, publisher: d
 
 def test_many_refused_rows_delay_no_other():
     with handling(LEASED):
-        ids = put(300, "postgresql")
+        ids = put(100, "postgresql")
         refused = refusing("postgresql", f"OLD.id <= {ids[-1]}")
         with refused, running_relay(using="postgresql", limits=QUICK):
             require_others("postgresql", seconds=60)

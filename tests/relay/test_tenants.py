@@ -174,6 +174,7 @@ def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: 
 @pytest.mark.parametrize(
     ("lists", "problem"),
     [
+        ("", ""),
         ("TENANT_APPS.remove('django_outbox')", "'django_outbox' is in neither SHARED_APPS nor TENANT_APPS"),
         ("SHARED_APPS.append('django_outbox.apps.DjangoOutboxConfig')", "is in SHARED_APPS and TENANT_APPS"),
         ("INSTALLED_APPS.append('django_outbox.inbox')", "'django_outbox.inbox' is in neither"),
@@ -183,9 +184,8 @@ def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: 
 def test_lists_of_apps_in_which_the_outbox_does_not_work_are_reported(manage: Project, lists: str, problem: str):
     (manage.folder / "lists_project.py").write_text(f"from tenants_project import *\n{lists}\n")
     done = manage("check", "--tag", "django_outbox", "--settings", "lists_project")
-    assert done.stderr.count("(django_outbox.W047)") == 1, done.stderr
+    assert done.stderr.count("(django_outbox.W047)") == bool(problem), done.stderr
     assert problem in done.stderr
-    assert "W047" not in manage("check", "--tag", "django_outbox").stderr
 
 
 def test_a_notification_wakes_the_relay_of_its_schema_only(manage: Project):
