@@ -2,21 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from django_outbox.brokers import Incoming, Unavailable
 from django_outbox.brokers.nats import JetStreamConsumer
 from django_outbox.brokers.nats.encoding import NatsDelivery, origin_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.inbox import Inbox
-from tests.inbox.conftest import QUICK, outbox_of, running
+from tests.inbox.conftest import QUICK, MakeInbox, running
 from tests.inbox.sources.nats import JetStreamSource
 from tests.support.nats.server import NatsServer
 from tests.support.nats.tools import Nats, nats_port, nats_url
@@ -28,6 +26,12 @@ pytest_plugins = ["tests.support.nats.fixtures"]
 MakeConsumer = Callable[..., JetStreamConsumer]
 
 ACK_SUBJECT = b"$JS.ACK.SHOP.billing.1.7.9.1767323045000000000.0"
+
+
+@pytest.fixture
+def source() -> Iterator[JetStreamSource]:
+    with closing(JetStreamSource()) as source:
+        yield source
 
 
 @pytest.fixture
@@ -134,73 +138,56 @@ def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make
 # Permissions
 
 
-def permissions(*denied: str) -> str:
-    deny = ", ".join(f'"{subject}"' for subject in denied)
-    return f"""authorization {{ users: [
-        {{ user: "admin", password: "admin" }}
-        {{ user: "narrow", password: "narrow", permissions: {{ publish: {{ deny: [{deny}] }} }} }}
-    ] }}"""
-
-
 @pytest.mark.parametrize(
-    ("denied", "text"),
+    ("user", "text"),
     [
-        ("$JS.API.CONSUMER.MSG.NEXT.>", "permit the user to publish to $JS.API.CONSUMER.MSG.NEXT.{stream}.billing"),
-        ("$JS.ACK.>", "permit the user to publish to $JS.ACK.>"),
+        ("no-requests", "permit the user to publish to $JS.API.CONSUMER.MSG.NEXT.{stream}.billing"),
+        ("no-acks", "permit the user to publish to $JS.ACK.>"),
     ],
-    ids=["requests", "acknowledgements"],
 )
-def test_a_missing_permission_is_an_error_with_the_remedy(make_consumer: MakeConsumer, denied: str, text: str):
-    with NatsServer(permissions(denied)) as server, Nats(server.url, user="admin", password="admin") as nats:
-        stream = make_stream(nats, ack_wait=60.0)
-        put(nats, stream, b"{")
-        consumer = make_consumer(stream, servers=f"nats://narrow:narrow@127.0.0.1:{server.port}")
-        consumer.open()
+def test_a_missing_permission_is_an_error_with_the_remedy(
+    guarded: NatsServer, guarded_nats: Nats, make_consumer: MakeConsumer, user: str, text: str
+):
+    stream = make_stream(guarded_nats, ack_wait=60.0)
+    put(guarded_nats, stream, b"{")
+    consumer = make_consumer(stream, servers=guarded.url_for(f"{user}:x"))
+    consumer.open()
 
-        def read() -> str:
-            try:
-                consumer.settle(consumer.receive(0.05), ())
-            except Unavailable as error:
-                return str(error)
-            return ""
+    def read() -> str:
+        try:
+            consumer.settle(consumer.receive(0.05), ())
+        except Unavailable as error:
+            return str(error)
+        return ""
 
-        eventually(lambda: text.format(stream=stream) in read())
-
-
-@contextmanager
-def refused_acknowledgements(count: int, ack_wait: float, **options: Any) -> Iterator[None]:
-    """The settings of an inbox that may not acknowledge the messages of its stream, of which there are that many."""
-    with (
-        NatsServer(permissions("$JS.ACK.>")) as server,
-        Nats(server.url, user="admin", password="admin") as nats,
-        closing(JetStreamSource()) as source,
-    ):
-        stream = make_stream(nats, ack_wait=ack_wait)
-        put(nats, stream, *[b"%d" % number for number in range(count)])
-        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
-        with override_settings(OUTBOX=outbox_of(source, servers=url, stream=stream, **options)):
-            yield
+    eventually(lambda: text.format(stream=stream) in read())
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(caplog: pytest.LogCaptureFixture):
+def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(
+    guarded: NatsServer, guarded_nats: Nats, make_inbox: MakeInbox, caplog: pytest.LogCaptureFixture
+):
     """Acknowledgements are refused, so each connection waits for the messages of the last one."""
     caplog.set_level("INFO", logger="django_outbox")
-    limits = replace(QUICK, proof_time=1.0)
-    with refused_acknowledgements(1, 2.0), running(Inbox(limits=limits)) as inbox:
-        eventually(lambda: caplog.text.count("reads stream") >= 4)
+    stream = make_stream(guarded_nats, ack_wait=2.0)
+    put(guarded_nats, stream, b"1")
+    arguments = {"limits": replace(QUICK, proof_time=1.0)}
+    with running(make_inbox(servers=guarded.url_for("no-acks:x"), stream=stream, arguments=arguments)) as inbox:
+        eventually(lambda: caplog.text.count("reads stream") >= 3)
         assert inbox.outages
     assert caplog.text.count("is unavailable: ") == 1
     assert "is available again" not in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_inbox_that_ends_when_idle_gives_up_if_it_may_not_acknowledge_however_many_messages_it_has_in_hand():
-    with (
-        refused_acknowledgements(20, 1.0, batch_size=1),
-        pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"),
-    ):
-        Inbox(limits=QUICK, idle_exit=60).run()
+def test_an_inbox_that_ends_when_idle_gives_up_if_it_may_not_acknowledge_however_many_messages_it_has_in_hand(
+    guarded: NatsServer, guarded_nats: Nats, make_inbox: MakeInbox
+):
+    stream = make_stream(guarded_nats, ack_wait=0.5)
+    put(guarded_nats, stream, *[b"%d" % number for number in range(20)])
+    options = {"servers": guarded.url_for("no-acks:x"), "stream": stream, "batch_size": 1}
+    with pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"):
+        make_inbox(**options, arguments={"idle_exit": 60}).run()
 
 
 # Settling
@@ -213,8 +200,8 @@ def test_a_message_in_hand_is_not_delivered_again_however_long_it_takes(nats: Na
     consumer.open()
     held = receive(consumer, 1)
     count = nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq
-    # As long as three times the wait; a second delivery would come into the same connection.
-    assert consumer.receive(6) == []
+    # As long as twice the wait; a second delivery would come into the same connection.
+    assert consumer.receive(4) == []
     assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq == count
     consumer.settle(held, ())
     eventually(lambda: is_settled(nats, stream))
@@ -278,18 +265,20 @@ def test_a_cloudevent_of_another_producer_is_identified_by_its_id_and_source():
     assert (structured.message_id, structured.type, structured.body) == ("/b 7", "order.paid", b'{"n": 1}')
 
 
-@pytest.mark.parametrize("subject", [b"a\x0bb", b"a\x0cb", b"a\x00b", b"\xff", "größe\u2028".encode(), b"x" * 3000])
-def test_a_subject_of_odd_characters_holds_up_no_other_message(nats: Nats, make_consumer: MakeConsumer, subject: bytes):
+def test_a_subject_of_odd_characters_holds_up_no_other_message(nats: Nats, make_consumer: MakeConsumer):
     stream = make_stream(nats)
-    odd = f"{stream}.".encode() + subject
-    for command in (b"PUB %b 1\r\n1\r\n" % odd, b"HPUB %b 12 13\r\nNATS/1.0\r\n\r\n2\r\n" % odd):
-        nats.run(partial(nats.client._send_command, command))
+    odd = [b"a\x0bb", b"a\x0cb", b"a\x00b", b"\xff", "größe\u2028".encode(), b"x" * 3000]
+    subjects = [f"{stream}.".encode() + each for each in odd]
+    for subject in subjects:
+        for command in (b"PUB %b 1\r\n1\r\n" % subject, b"HPUB %b 12 13\r\nNATS/1.0\r\n\r\n2\r\n" % subject):
+            nats.run(partial(nats.client._send_command, command))
     put(nats, stream, b"3")
     consumer = make_consumer(stream)
     consumer.open()
-    found = receive(consumer, 3)
-    text = odd.decode("utf-8", "replace")
-    assert [(message.body, message.topic) for message in found] == [(b"1", text), (b"2", text), (b"3", stream)]
+    found = receive(consumer, 2 * len(odd) + 1)
+    texts = [subject.decode("utf-8", "replace") for subject in subjects]
+    expected = [(body, text) for text in texts for body in (b"1", b"2")]
+    assert [(message.body, message.topic) for message in found] == [*expected, (b"3", stream)]
     consumer.settle(found, ())
     eventually(lambda: is_settled(nats, stream))
 

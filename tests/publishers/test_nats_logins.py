@@ -21,37 +21,11 @@ pytest_plugins = ["tests.support.nats.fixtures", "tests.support.tls_fixtures"]
 # Logins
 
 
-USERS = """
-authorization {
-    users: [
-        { user: "outbox", password: "p@ss/wörd" }
-        {
-            user: "narrow", password: "narrow",
-            permissions: { publish: ["shop.>"], subscribe: ["_INBOX.narrow.>"] }
-        }
-    ]
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[NatsServer]:
-    """A server with users."""
-    with NatsServer(USERS) as server:
-        yield server
-
-
-@pytest.fixture
-def guarded_nats(guarded: NatsServer) -> Iterator[Nats]:
-    with Nats(guarded.url, user="outbox", password="p@ss/wörd") as nats:
-        yield nats
-
-
 def test_user_and_password_may_have_special_characters(
     guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
 ):
     stream = guarded_nats.stream()
-    publisher = make_jetstream(f"nats://outbox:p%40ss%2Fw%C3%B6rd@127.0.0.1:{guarded.port}")
+    publisher = make_jetstream(guarded.url_for("outbox:p%40ss%2Fw%C3%B6rd"))
     assert publisher.publish([make_message(stream)]) == [ACCEPTED]
 
 
@@ -77,7 +51,7 @@ def test_a_refused_login_is_an_error_that_does_not_show_the_password(
     guarded: NatsServer, make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.DEBUG)
-    publisher = make_jetstream(f"nats://outbox:s3cret@127.0.0.1:{guarded.port}")
+    publisher = make_jetstream(guarded.url_for("outbox:s3cret"))
     error = only_error(publisher.publish([make_message("t")] * 2), OutcomeKind.UNANSWERED)
     assert f"cannot connect to NATS at 127.0.0.1:{guarded.port}: Authorization Violation; check user" in error
     assert "s3cret" not in error + caplog.text + repr(publisher) + publisher.describe()
@@ -87,9 +61,7 @@ def test_a_user_who_may_only_publish_needs_no_other_permission(
     guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
 ):
     stream = guarded_nats.stream("shop.>")
-    publisher = make_jetstream(
-        f"nats://narrow:narrow@127.0.0.1:{guarded.port}", inbox_prefix="_INBOX.narrow", timeout=3.0
-    )
+    publisher = make_jetstream(guarded.url_for("narrow:x"), inbox_prefix="_INBOX.narrow", timeout=3.0)
     denied, allowed, unknown = publisher.publish([make_message(topic) for topic in ("Other", "shop.a", "shop")])
     assert allowed is ACCEPTED
     assert (denied.kind, denied.error_class, denied.counted) == (OutcomeKind.DEFERRED, "nats.not_permitted", True)
@@ -102,7 +74,7 @@ def test_a_user_who_may_only_publish_needs_no_other_permission(
 
 
 def test_a_user_who_may_not_subscribe_to_the_inbox_gets_the_remedy(guarded: NatsServer, make_jetstream: MakeJetStream):
-    error = make_jetstream(f"nats://narrow:narrow@127.0.0.1:{guarded.port}").prepare()
+    error = make_jetstream(guarded.url_for("narrow:x")).prepare()
     assert "permissions violation for subscription" in error
     assert "set inbox_prefix" in error
 

@@ -36,6 +36,9 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
+    def url_for(self, login: str) -> str:
+        return f"nats://{login}@127.0.0.1:{self.port}"
+
     def reload(self, config: str) -> None:
         assert self._process is not None
         log = self._home / "log"
