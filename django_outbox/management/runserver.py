@@ -49,22 +49,19 @@ class _Delivery:
     def _deliver(self) -> None:
         reported = ""
         with shown_log(1):
-            while True:
-                problem = find_missing_schema(self._relay.using)
-                if not problem:
-                    reported = ""
-                    try:
-                        with self._relay:
-                            self._relay.run()
-                        return
-                    except OutboxError as error:
-                        problem = one_line(error)
-                        self._relay = Relay()
+            while problem := find_missing_schema(self._relay.using):
                 if problem != reported:
                     sys.stderr.write(f"The outbox's messages are not delivered yet: {problem}\n")
                 reported = problem
                 if self._left.wait(MIGRATION_INTERVAL):
                     return
+            try:
+                with self._relay:
+                    self._relay.run()
+            except OutboxError as error:
+                sys.stderr.write(
+                    f"The outbox's messages are delivered no more: {one_line(error)} Restart the server.\n"
+                )
 
     def _stop(self) -> None:
         self._left.set()
