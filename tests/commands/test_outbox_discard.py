@@ -1,4 +1,4 @@
-"""`manage.py outbox_discard`. Filters, dry run and batches are those of `outbox_requeue`, tested there."""
+"""`manage.py outbox_discard`. Filters, dry run, question and batches are those of `outbox_requeue`, tested there."""
 
 import io
 
@@ -9,7 +9,6 @@ from django_outbox.models import OutboxMessage, Status
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.admin.tools import put, statuses
-from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -41,11 +40,3 @@ def test_messages_behind_a_discarded_one_are_delivered(using: str):
         run(using, "--key", "order-7")
         assert relay.drain().processed == 1
     assert statuses(using) == {waiting: Status.PROCESSED}
-
-
-@pytest.mark.parametrize(("answer", "done"), [("y\n", True), ("n\n", False)])
-def test_on_a_terminal_it_asks_first(answer: str, done: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-    put(Status.FAILED)
-    assert "Discard 1 failed message? They cannot be brought back. [y/N]" in run("default", "--all")
-    assert (statuses() == {}) is done

@@ -1,4 +1,4 @@
-"""`manage.py outbox_purge`: its question, its dry run, and what it reports. `test_retention.py` tests the purge."""
+"""`manage.py outbox_purge`: its dry run, and what it reports. `test_retention.py` tests the purge."""
 
 import datetime
 import io
@@ -74,14 +74,6 @@ def test_many_are_counted_up_to_a_limit_only(using: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(outbox_purge.Command, "count_limit", 2)
     put(Status.PROCESSED, 4, using=using, age=8 * DAY)
     assert run(using, "--dry-run").startswith("Over 2 processed messages older than 7 d would be deleted.")
-
-
-@pytest.mark.parametrize(("answer", "done"), [("y\n", True), ("n\n", False)])
-def test_on_a_terminal_it_asks_first(answer: str, done: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-    put(Status.PROCESSED, 2, age=8 * DAY)
-    assert "Delete 2 processed messages older than 7 d? [y/N]" in run("default")
-    assert (statuses() == {}) is done
 
 
 def test_on_a_terminal_old_records_of_once_go_without_a_question(monkeypatch: pytest.MonkeyPatch):

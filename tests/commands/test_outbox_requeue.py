@@ -1,4 +1,4 @@
-"""`manage.py outbox_requeue`: its filters on every database, its dry run, and its errors."""
+"""`manage.py outbox_requeue`: its filters on every database, its dry run, its errors, and what all commands ask."""
 
 import datetime
 import io
@@ -18,7 +18,7 @@ from django_outbox.management.arguments import moment
 from django_outbox.management.commands import outbox_requeue
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin.tools import put
+from tests.support.admin.tools import put, statuses
 from tests.support.messages import ago, row, rows
 from tests.support.terminals import Terminal
 
@@ -76,14 +76,6 @@ class TestProcessed:
         assert (f"{len(chosen)} {messages} due again." in out.splitlines()) is bool(chosen)
         assert "requeued" not in out
 
-    def test_asks_and_states_what_consumers_see(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-        put(Status.PROCESSED)
-        assert "Deliver 1 processed message again? Consumers receive them again. [y/N]" in run(
-            "default", "--processed", "--all"
-        )
-        assert pending("default") == []
-
 
 def test_messages_are_chosen_by_several_patterns_of_types(using: str):
     for type in ("order.created", "Order.created", "orders", "invoice", "invoices"):
@@ -99,8 +91,8 @@ TEXT = st.text(alphabet="aAäéß%_!?[]^-\\'\"*. 🦡", max_size=6)
 def test_a_pattern_means_the_same_on_every_database(text: str, pattern: str):
     for alias in ALIASES:
         messages = OutboxMessage.objects.using(alias)
-        messages.all().delete()
-        messages.create(type=text, payload=1)
+        if not messages.update(type=text):
+            messages.create(type=text, payload=1)
         assert messages.filter(MatchesPattern(F("type"), pattern)).exists() is _matches(text, pattern)
 
 
@@ -245,22 +237,30 @@ def test_messages_that_leave_their_state_or_fail_after_the_question_are_left_alo
 
 
 @pytest.mark.parametrize(
-    ("answer", "flags", "done"),
+    ("command", "question"),
     [
-        ("y\n", [], True),
-        ("n\n", [], False),
-        ("\n", [], False),
-        ("", [], False),
-        ("n\n", ["--no-input"], True),
-        ("n\n", ["--noinput"], True),
+        (["outbox_requeue", "--all"], "Requeue 1 failed message?"),
+        (
+            ["outbox_requeue", "--processed", "--all"],
+            "Deliver 1 processed message again? Consumers receive them again.",
+        ),
+        (["outbox_discard", "--all"], "Discard 1 failed message? They cannot be brought back."),
+        (["outbox_purge"], "Delete 1 processed message older than 7 d?"),
     ],
 )
-def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("answer", "flags"), [("y\n", []), ("n\n", []), ("", []), ("n\n", ["--no-input"]), ("n\n", ["--noinput"])]
+)
+def test_on_a_terminal_each_command_asks_first(
+    command: list[str], question: str, answer: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     put(Status.FAILED)
-    out = run("default", "--all", *flags)
-    assert ("Requeue 1 failed message? [y/N]" in out) is (flags == [])
-    assert bool(pending("default")) is done
+    put(Status.PROCESSED, age=8 * 86_400)
+    before, out = statuses(), io.StringIO()
+    call_command(*command, *flags, stdout=out)
+    assert (f"{question} [y/N]" in out.getvalue()) is (flags == [])
+    assert (statuses() != before) is (answer == "y\n" or flags != [])
 
 
 @pytest.mark.parametrize(

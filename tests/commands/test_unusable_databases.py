@@ -75,6 +75,7 @@ class DenyingRouter:
 
 
 @pytest.mark.django_db(transaction=True, databases=ALIASES)
+@pytest.mark.parametrize("using", ["postgresql"])
 @pytest.mark.parametrize("flags", [[], ["--check"]], ids=["run", "check"])
 @pytest.mark.parametrize(
     ("command", "model", "remedy"),
@@ -87,8 +88,6 @@ class DenyingRouter:
 def test_a_router_that_denies_a_table_is_named_with_the_remedy(
     using: str, command: str, model: type[Model], remedy: str, flags: list[str]
 ):
-    if model is StreamPosition and using != "postgresql":
-        pytest.skip("only PostgreSQL has streams")
     options = {"url": f"amqp://127.0.0.1:{free_port()}", "queue": "billing", "publisher": "default"}
     consumer = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQConsumer", "OPTIONS": options}
     errors = io.StringIO()

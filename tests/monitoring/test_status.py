@@ -365,6 +365,7 @@ def test_a_relay_that_has_been_silent_for_long_is_no_warning_if_another_one_deli
     assert [verdict.code for verdict in read_status(using).verdicts] == ["delivering"]
 
 
+@pytest.mark.parametrize("using", ["default"])
 def test_the_time_without_a_delivery_never_goes_back(using: str, monkeypatch: pytest.MonkeyPatch):
     begin = read_clock(using).replace(second=2, microsecond=0)
     delivered(using, 3, now=begin)
