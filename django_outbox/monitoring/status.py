@@ -367,13 +367,16 @@ def _read_last_minute(
 
 
 def _read_last_deliveries(using: str, now: datetime.datetime) -> dict[str, datetime.datetime]:
-    """Return the end of the last slot in which each publisher delivered, or of the last minute if no slot is kept."""
+    """Return the end of the last slot in which each publisher delivered, or the begin of the last minute.
+
+    Slots are kept for a few minutes only. The time since the delivery does not go back when they are deleted.
+    """
     counts = DeliveryCount.objects.using(using).filter(
         start__gt=now - datetime.timedelta(days=1), start__lte=now, processed__gt=0
     )
     return {
-        alias: start + period
-        for period in (MINUTE, SLOT)
+        alias: start + after
+        for period, after in ((MINUTE, datetime.timedelta(0)), (SLOT, SLOT))
         for alias, start in counts.filter(seconds=period.seconds).values_list("publisher").annotate(Max("start"))
     }
 
