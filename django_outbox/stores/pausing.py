@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from django.db import IntegrityError, connections, router, transaction
+from django.db import connections, router
 from django.db.models import F, QuerySet
 
 from django_outbox.db.functions import DatabaseNow, IsExactly
@@ -15,9 +15,6 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuer
 from django_outbox.models.message import BATCH_SIZE, WITH_KEY, WITHOUT_KEY
 
 __all__ = ["Resumed", "pause", "resume"]
-
-PAUSE_ATTEMPTS = 10
-"""Attempts to write a pause while other operators resume it."""
 
 MAX_REASON_LENGTH = 500
 MAX_BY_LENGTH = 150
@@ -48,27 +45,17 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
 
     Returns:
         False if it was paused already. The earlier reason is kept.
+
+    Raises:
+        IntegrityError: another operator is resuming it at this moment. Nothing was changed.
     """
     alias = using or router.db_for_write(OutboxMessage)
     values = {"reason": reason[:MAX_REASON_LENGTH], "paused_by": by[:MAX_BY_LENGTH]}
     rows = _rows(alias, publisher, type)
-    attempt = 0
-    while True:
-        # The messages of this type are being released; it is paused again.
-        if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
-            return True
-        try:
-            with transaction.atomic(using=alias):
-                Pause.objects.using(alias).create(publisher=publisher, type=type, **values)
-        except IntegrityError:
-            if rows.filter(resumed_at=None).exists():
-                return False
-            attempt += 1
-            # Another operator has just resumed it.
-            if attempt == PAUSE_ATTEMPTS:
-                raise
-        else:
-            return True
+    # The messages of this type are being released; it is paused again.
+    if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
+        return True
+    return rows.filter(resumed_at=None).get_or_create(publisher=publisher, type=type, defaults=values)[1]
 
 
 def resume(

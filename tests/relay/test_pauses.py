@@ -166,24 +166,6 @@ class TestResume:
         assert resume("default", "paid", using=using) == Resumed(was_paused=False, released=0, complete=True)
 
 
-def test_a_pause_is_set_although_another_operator_resumes_it_at_that_moment(using: str):
-    """The row is there when it is to be inserted, and not there afterwards."""
-    pause("default", using=using, reason="one")
-    connection = connections[using]
-    resumed: list[Resumed] = []
-
-    def resume_after_the_insert(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.startswith("SELECT") and not resumed:
-            resumed.append(resuming.submit(resume, "default", using=using).result())
-        return execute(sql, params, many, context)
-
-    with ThreadPoolExecutor(1) as resuming:
-        with connection.execute_wrapper(resume_after_the_insert):
-            assert pause("default", using=using, reason="two")
-        resuming.submit(connections.close_all).result()
-    assert Pause.objects.using(using).get().reason == "two"
-
-
 @pytest.mark.parametrize("using", LOCKING, indirect=True)
 def test_a_session_that_ends_before_messages_are_held_is_an_outage(
     using: str, caplog: pytest.LogCaptureFixture, scripted: Script
