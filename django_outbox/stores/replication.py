@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from django_outbox.messages import Message
 from django_outbox.stores.rows import read_headers
-from django_outbox.stores.wal import COLUMNS, DECODE_LOG, PUBLICATION
+from django_outbox.stores.wal import COLUMNS, PUBLICATION
 from django_outbox.utils.text import one_line
 
 EPOCH = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
@@ -40,12 +40,6 @@ OVERHEAD = 500
 HEADER = 25
 """The bytes before the content of a protocol message: its kind, two places in the log, and a time."""
 
-REMEDIES = {
-    "55000": DECODE_LOG,
-    "53400": "Raise max_replication_slots in postgresql.conf, and restart the server",
-}
-"""The remedy for an error of the server, by its SQLSTATE. The refusal of a connection comes without one."""
-
 IN_USE = {"42710", "55006"}
 """The errors if another connection has a slot of this name: duplicate_object, object_in_use."""
 
@@ -61,7 +55,7 @@ class SlotInUse(Exception):
 
 
 class LogUnavailable(Exception):
-    """The log cannot be read; the text has the reason, and the remedy if it is known."""
+    """The log cannot be read; the text has the reason."""
 
 
 class Transaction(NamedTuple):
@@ -278,7 +272,7 @@ def _read_message(row: Sequence[bytes]) -> Message:
 def _refusal(result: Any) -> Exception:
     code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
-    reason = _with_remedy(text.decode(errors="replace"), code)
+    reason = one_line(text.decode(errors="replace"))
     return SlotInUse(reason) if code in IN_USE else LogUnavailable(reason)
 
 
@@ -288,8 +282,4 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise LogUnavailable(_with_remedy(" ".join(str(error).split()), error.sqlstate or "")) from error
-
-
-def _with_remedy(text: str, code: str) -> str:
-    return ". ".join(filter(None, [one_line(text).rstrip("."), REMEDIES.get(code, "")]))
+        raise LogUnavailable(one_line(" ".join(str(error).split()))) from error

@@ -19,7 +19,6 @@ COLUMNS = ("xid", "publisher", "id", "message_id", "type", "topic", "key", "payl
 """The columns of `OutboxMessage` that the publication must have."""
 
 ADMIT_ROLE = "Run: ALTER ROLE {role} REPLICATION; on Amazon RDS: GRANT rds_replication TO {role}"
-DECODE_LOG = "Set wal_level = logical in postgresql.conf, and restart the server"
 SET_UP = 'Run "manage.py outbox_publication --database={alias}" as the owner of the table'
 
 # Changes if the publication or its entry for the table does, or if the table is created again.
@@ -134,7 +133,8 @@ def find_obstacles(store: PostgreSQLStore) -> Iterator[Obstacle]:
         yield Obstacle(problem, f"{SET_UP.format(alias=store.connection.alias)}.", "W056")
     ((role, is_logical, may_read),) = store.fetch(CAPABILITIES)
     if not is_logical:
-        yield Obstacle("has a wal_level that does not support logical decoding", f"{DECODE_LOG}.", "W054")
+        remedy = "Set wal_level = logical in postgresql.conf, and restart the server."
+        yield Obstacle("has a wal_level that does not support logical decoding", remedy, "W054")
     if not may_read:
         yield Obstacle(f"does not let the role {role} read the log", ADMIT_ROLE.format(role=role), "W055")
 
