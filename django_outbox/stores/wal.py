@@ -139,21 +139,10 @@ def find_obstacles(store: PostgreSQLStore) -> Iterator[Obstacle]:
         yield Obstacle(f"does not let the role {role} read the log", ADMIT_ROLE.format(role=role), "W055")
 
 
-def list_statements(store: PostgreSQLStore) -> list[str]:
-    """Return the SQL that sets the publication up; none if nothing is to be done.
-
-    A publication that has less than relays need is replaced. Those that read the log notice that.
-    """
-    publication = find_publication(store)
-    if not publication.missing:
-        return []
+def make_statement(store: PostgreSQLStore) -> str:
+    """Return the SQL that creates the publication."""
     ((table,),) = store.fetch(FIND_NAME)
-    columns = ", ".join(COLUMNS)
-    removal = [f"DROP PUBLICATION {PUBLICATION}"] if publication.identity else []
-    return [
-        *removal,
-        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')",
-    ]
+    return f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({', '.join(COLUMNS)}) WITH (publish = 'insert')"
 
 
 class Inspection(NamedTuple):

@@ -406,6 +406,7 @@ def test_a_publication_that_is_changed_for_a_while_loses_no_message(worker: Work
     # Without it, the server refuses to go on. With a changed one, it does not.
     execute(f"{change} django_outbox {'SET (publish = delete)' if change.startswith('ALTER') else ''}")
     ids = put(2, LOG)
+    execute("DROP PUBLICATION IF EXISTS django_outbox")
     publish()
     ids += put(2, LOG)
     worker.deliver_until(lambda: scripted.published() == ids)

@@ -3,14 +3,14 @@
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connections
 
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores import find_store
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.schema import describe_missing_schema
-from django_outbox.stores.wal import PUBLICATION, list_statements
+from django_outbox.stores.wal import PUBLICATION, find_publication, make_statement
 from django_outbox.utils.text import describe
 
 
@@ -32,24 +32,28 @@ class Command(OutboxCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
         try:
-            statements = list_statements(_get_store(using))
-            if options["sql"]:
-                for statement in ["BEGIN", *statements, "COMMIT"] if statements else ():
-                    self.stdout.write(f"{statement};")
+            store = _get_store(using)
+            publication = find_publication(store)
+            if not publication.missing:
+                if not options["sql"]:
+                    self.report(f"Nothing was changed: the publication {PUBLICATION} is set up.")
                 return
-            with transaction.atomic(using=using), connections[using].cursor() as cursor:
-                for statement in statements:
-                    cursor.execute(statement)
+            if publication.identity:
+                raise CommandError(
+                    f"The publication {PUBLICATION} in the database {using!r} lacks inserted rows or the columns "
+                    f"{', '.join(sorted(publication.missing))}. Run this again after: DROP PUBLICATION {PUBLICATION}"
+                )
+            statement = make_statement(store)
+            if options["sql"]:
+                self.stdout.write(f"{statement};")
+                return
+            store.execute(statement)
         except DatabaseError as error:
             raise CommandError(
                 f"Nothing was changed in the database {using!r}: {describe(error).rstrip('.')}. Run this as the owner "
                 "of the table, with the privilege CREATE on the database, or use --sql."
             ) from error
-        if statements:
-            verb = "Created" if len(statements) == 1 else "Replaced"
-            self.report(f"{verb} the publication {PUBLICATION} in the database {using!r}.")
-        else:
-            self.report(f"Nothing was changed: the publication {PUBLICATION} is set up.")
+        self.report(f"Created the publication {PUBLICATION} in the database {using!r}.")
 
 
 def _get_store(using: str) -> PostgreSQLStore:
