@@ -46,7 +46,7 @@ class DatabaseServer(abc.ABC):
         self.nursery = nursery
         self.user = unprivileged(*users)
         self.port = free_port()
-        self.home = nursery.directory / self.vendor
+        self.home = nursery.directory / f"{self.vendor}-{self.port}"
         self.home.mkdir(mode=0o700)
         if self.user:
             entry = pwd.getpwnam(self.user)
@@ -113,8 +113,17 @@ class DatabaseServer(abc.ABC):
         self.start()
 
 
+def find_postgres() -> Path:
+    """Return the folder of the programs of PostgreSQL."""
+    return Path(find_program("postgres", "usr/lib/postgresql/*/bin")).parent
+
+
 class PostgreSQL(DatabaseServer):
-    """A cluster with `fsync` off: what was committed survives a kill of the processes, not one of the machine."""
+    """A cluster with `fsync` off: what was committed survives a kill of the processes, not one of the machine.
+
+    Args:
+        programs: the folder of the programs; by default that of the newest version.
+    """
 
     vendor = "postgresql"
     undelivered = """(available_at IS NOT NULL OR processed_at IS NULL AND failed_at IS NULL AND NOT EXISTS (
@@ -130,9 +139,9 @@ class PostgreSQL(DatabaseServer):
     # "Fast": transactions are rolled back, connections ended.
     stop_signal = signal.SIGINT
 
-    def __init__(self, nursery: Nursery, **settings: str) -> None:
+    def __init__(self, nursery: Nursery, programs: Path | None = None, **settings: str) -> None:
         super().__init__(nursery, "postgres", "nobody")
-        program = find_program("postgres", "usr/lib/postgresql/*/bin")
+        self.programs = programs or find_postgres()
         given = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
@@ -146,15 +155,22 @@ class PostgreSQL(DatabaseServer):
             **settings,
         }
         options = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
-        self.command = [program, "-D", self.home, *options]
+        self.command = [self.programs / "postgres", "-D", self.home, *options]
         self._database = "postgres"
-        nursery.run(
-            [
-                Path(program).with_name("initdb"),
-                *("-D", self.home, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"),
-            ],
-            user=self.user,
-        )
+
+    def run(self, program: str, *arguments: object) -> None:
+        """Run one of the programs of PostgreSQL."""
+        command: list[str | Path] = [self.programs / program, *map(str, arguments)]
+        self.nursery.run(command, user=self.user, directory=self.home)
+
+    def make(self) -> None:
+        """Make the cluster, which `start` does if there is none."""
+        self.run("initdb", "-D", self.home, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "-kN")
+
+    def start(self) -> None:
+        if not any(self.home.iterdir()):
+            self.make()
+        super().start()
 
     def prepare(self) -> None:
         for statement in (

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.stores.postgresql import PostgreSQLStore
+from tests.faults.servers import find_postgres
 from tests.streams.conftest import publish
-from tests.streams.test_servers import Server, find_postgres
-from tests.support.children import Nursery
+from tests.streams.test_servers import Server, servers
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, running_relay
 from tests.support.waiting import eventually
@@ -31,7 +30,7 @@ SOURCES = ("table", "snapshot", "log")
 OUTBOX: dict[str, Any] = {
     "PUBLISHERS": {"default": SCRIPTED, **{source: {**SCRIPTED, "SOURCE": source} for source in SOURCES}}
 }
-OLD, NEW = map(Path, os.environ.get("POSTGRES_MOVES", f"{find_postgres().parent}:{find_postgres().parent}").split(":"))
+OLD, NEW = map(Path, os.environ.get("POSTGRES_MOVES", f"{find_postgres()}:{find_postgres()}").split(":"))
 TABLES = ("django_outbox_outboxmessage", "django_outbox_streamposition")
 
 physical = pytest.mark.skipif(OLD != NEW, reason="this way needs one version: POSTGRES_MOVES=folder:folder")
@@ -124,24 +123,10 @@ class Move:
         assert len(self.sent) == len({*self.sent}), "the new server sends none twice"
 
 
-@contextmanager
-def servers(*programs: Path) -> Iterator[list[Server]]:
-    made: list[Server] = []
-    with Nursery() as nursery:
-        try:
-            made += [Server(nursery, each) for each in programs]
-            yield made
-        finally:
-            for server in made:
-                server.kill()
-                del connections[server.alias], connections.settings[server.alias]
-
-
 @pytest.fixture(scope="module")
 def template(django_db_blocker: Any) -> Iterator[Server]:
     """A server with the tables, which is stopped."""
     with servers(OLD) as (server,), django_db_blocker.unblock():
-        server.make()
         server.start()
         server.migrate()
         publish(server.alias)
@@ -169,12 +154,12 @@ def set_sequence(server: Server) -> None:
 
 def copy_folder(old: Server, new: Server) -> None:
     """Copy the data of a server that does not run."""
-    shutil.rmtree(new.data)
-    shutil.copytree(old.data, new.data, symlinks=True)
+    shutil.rmtree(new.home)
+    shutil.copytree(old.home, new.home, symlinks=True)
     if os.geteuid() == 0:
-        for path in [new.data, *new.data.rglob("*")]:
-            shutil.chown(path, old.data.owner())
-    new.data.joinpath("postmaster.pid").unlink(missing_ok=True)
+        for path in [new.home, *new.home.rglob("*")]:
+            shutil.chown(path, old.home.owner())
+    new.home.joinpath("postmaster.pid").unlink(missing_ok=True)
 
 
 def subscribe(old: Server, new: Server, *, publications: str = "moved", options: str = "") -> None:
@@ -193,9 +178,8 @@ def wait_for_subscription(old: Server, new: Server) -> None:
 def test_a_dump(move: Move):
     move.begin()
     move.write(move.old, 3)
-    move.new.make()
     move.new.start()
-    dump = move.old.data / "dump.sql"
+    dump = move.old.home / "dump.sql"
     move.new.run("pg_dump", *move.old.address, "-f", dump, "postgres")
     move.deliver(move.old)
     move.new.run("psql", "-q", "-v", "ON_ERROR_STOP=1", *move.new.address, "-f", dump, "postgres")
@@ -213,7 +197,6 @@ def test_logical_replication(move: Move, sequence: str):
         move.old.fetch("CREATE PUBLICATION sequences FOR ALL SEQUENCES")
         publications = "moved, sequences"
     spend(move.old, 3000)
-    move.new.make()
     move.new.start()
     move.new.migrate()
     publish(move.new.alias)
@@ -243,7 +226,7 @@ def test_logical_replication(move: Move, sequence: str):
 @physical
 def test_a_promoted_standby(move: Move):
     move.begin()
-    move.new.run("pg_basebackup", "-D", move.new.data, "-R", "-X", "stream", "-c", "fast", *move.old.address)
+    move.new.run("pg_basebackup", "-D", move.new.home, "-R", "-X", "stream", "-c", "fast", *move.old.address)
     move.new.start()
     move.write(move.old, 3)
     move.deliver(move.old)
@@ -251,7 +234,7 @@ def test_a_promoted_standby(move: Move):
     written = move.old.fetch("SELECT pg_current_wal_lsn()::text")
     eventually(lambda: move.new.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
     move.old.kill()
-    move.new.run("pg_ctl", "-D", move.new.data, "-w", "promote")
+    move.new.run("pg_ctl", "-D", move.new.home, "-w", "promote")
     move.write(move.new, 5)
     move.end(follows=2)
 
@@ -259,18 +242,18 @@ def test_a_promoted_standby(move: Move):
 @physical
 def test_a_recovery_to_a_point_before_the_position(move: Move):
     move.begin()
-    move.new.run("pg_basebackup", "-D", move.new.data, "-X", "stream", "-c", "fast", *move.old.address)
+    move.new.run("pg_basebackup", "-D", move.new.home, "-X", "stream", "-c", "fast", *move.old.address)
     move.write(move.old, 3)
     move.old.fetch("SELECT pg_create_restore_point('before')")
     move.deliver(move.old)
     move.write(move.old, 2)
     move.deliver(move.old)
     move.old.fetch("SELECT pg_switch_wal()")
-    log = move.old.data / "pg_wal"
-    with (move.new.data / "postgresql.auto.conf").open("a") as file:
+    log = move.old.home / "pg_wal"
+    with (move.new.home / "postgresql.auto.conf").open("a") as file:
         file.write(f"restore_command = 'cp {log}/%f %p'\nrecovery_target_name = 'before'\n")
         file.write("recovery_target_action = 'promote'\n")
-    (move.new.data / "recovery.signal").touch()
+    (move.new.home / "recovery.signal").touch()
     move.new.start()
     eventually(lambda: not move.new.fetch("SELECT pg_is_in_recovery()"), "the recovery ends")
     move.write(move.new, 5)
@@ -305,7 +288,7 @@ def test_pg_upgrade(move: Move):
     move.write(move.old, 3)
     move.old.stop()
     move.new.make()
-    folders = ["-b", move.old.programs, "-B", move.new.programs, "-d", move.old.data, "-D", move.new.data]
+    folders = ["-b", move.old.programs, "-B", move.new.programs, "-d", move.old.home, "-D", move.new.home]
     move.new.run("pg_upgrade", *folders, "-U", "admin", "-p", move.old.port, "-P", move.new.port)
     move.new.start()
     move.write(move.new, 5)
