@@ -139,7 +139,7 @@ class PostgreSQL(DatabaseServer):
     # "Fast": transactions are rolled back, connections ended.
     stop_signal = signal.SIGINT
 
-    def __init__(self, nursery: Nursery, programs: Path | None = None, **settings: str) -> None:
+    def __init__(self, nursery: Nursery, programs: Path | None = None, /, **settings: str) -> None:
         super().__init__(nursery, "postgres", "nobody")
         self.programs = programs or find_postgres()
         given = {

@@ -102,22 +102,24 @@ def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(bo
         assert "PostgreSQL's log" not in out.getvalue()
 
 
-@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_prepared_transaction_is_delivered_if_it_is_committed_although_the_server_restarts(
-    both: list[Server], scripted: Any, end: str
+    both: list[Server], scripted: Any
 ):
     server, _ = both
     server.start()
     server.migrate()
-    with transaction.atomic(using=server.alias):
-        late = enqueue("t", 1, using=server.alias).pk
-        server.fetch("PREPARE TRANSACTION 'later'")
+    late = {}
+    for end in ("COMMIT", "ROLLBACK"):
+        with transaction.atomic(using=server.alias):
+            late[end] = enqueue("t", 1, using=server.alias).pk
+            server.fetch(f"PREPARE TRANSACTION '{end}'")
     after = put(3, server.alias)
     assert server.drain() == 3
     server.kill()
     server.start()
     after += put(2, server.alias)
     assert server.drain() == 2
-    server.fetch(f"{end} PREPARED 'later'")
-    assert server.drain() == (end == "COMMIT")
-    assert scripted.published() == after + [late] * (end == "COMMIT")
+    for end, delivered in (("ROLLBACK", 0), ("COMMIT", 1)):
+        server.fetch(f"{end} PREPARED '{end}'")
+        assert server.drain() == delivered
+    assert scripted.published() == [*after, late["COMMIT"]]
