@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import CheckMessage, Error
 
 from django_outbox.checks.registration import of_settings
 from django_outbox.conf import OutboxSettings
@@ -53,15 +53,6 @@ def _check_upgrades(event_type: EventType) -> Iterator[CheckMessage]:
             f"version, but none from version {version}.",
             hint=f"Write one with @upgrade({event_type.cls.__name__}, from_version={version}).",
             id="django_outbox.E021",
-        )
-    if event_type.version > 1 and not event_type.upgrades:
-        previous = event_type.version - 1
-        yield Warning(
-            f"The event {event_type.type} has version {event_type.version}, but {event_type.path} has no upgrade "
-            f"from version {previous}: older messages that are still to be delivered cannot be read.",
-            hint=f"Write one with @upgrade({event_type.cls.__name__}, from_version={previous}), or silence this check "
-            "if there are no such messages.",
-            id="django_outbox.W024",
         )
 
 

@@ -86,11 +86,6 @@ def test_e021_gap_in_the_upgrades():
     assert "none from version 2" in only("E021").msg
 
 
-def test_w024_no_upgrade():
-    event("order.created", version=3)(OrderCreated)
-    assert "no upgrade from version 2" in only("W024").msg
-
-
 class Opaque:
     pass
 

@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.test import override_settings
 
 from django_outbox.checks import TAG
-from django_outbox.events import event, upgrade
+from django_outbox.events import event
 from django_outbox.events.registry import EventRegistry
 from django_outbox.events.registry import registry as events
 from django_outbox.handlers import handler
@@ -100,14 +100,6 @@ def test_a_handler_with_wrong_parameters_can_be_called_after_what_the_hint_says(
     with scratch_handlers():
         handler("order.created")(names["work"])
         assert not problems(wrong)
-
-
-def test_an_event_without_an_upgrade_has_one_after_what_the_hint_says():
-    cls = event("order.paid", version=2, publisher="default")(Paid)
-    problem = only({"OUTBOX": VALID}, "W024")
-    (decorator,) = re.findall(r"@(upgrade\(Paid[^)]*\))", str(problem.hint))
-    eval(decorator, {"Paid": cls, "upgrade": upgrade})(lambda payload: payload)
-    assert not problems({"OUTBOX": VALID})
 
 
 @dataclass
