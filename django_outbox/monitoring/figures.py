@@ -149,7 +149,6 @@ class StreamStatus:
         relay: the relay that moved the position last; empty if none did.
         relay_state: the state of that relay, one of `RELAY_STATES`; empty if there is none.
         moved_at: when it did.
-        standbys: the other living relays that serve the publisher, one of which takes over.
         waiting: messages of the stream that are not delivered.
         oldest: seconds since the oldest of them was enqueued; None if there is none.
         log_is_read: whether a relay reads PostgreSQL's log; None if the `SOURCE` is not "log", or on a standby.
@@ -160,7 +159,6 @@ class StreamStatus:
     relay: str = ""
     relay_state: str = ""
     moved_at: datetime.datetime | None = None
-    standbys: tuple[str, ...] = ()
     waiting: Count = NONE
     oldest: float | None = None
     log_is_read: bool | None = None

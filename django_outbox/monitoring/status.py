@@ -296,14 +296,12 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
 def _describe_stream(
     position: StreamPosition, waiting: Waiting, reports: Sequence[RelayStatus], now: datetime.datetime
 ) -> StreamStatus:
-    living = [report.name for report in reports if report.alive and position.publisher in report.publishers]
     states = {report.name: report.state for report in reports}
     return StreamStatus(
         publisher=position.publisher,
         relay=position.relay,
         relay_state=states.get(position.relay, NOT_SEEN) if position.relay else "",
         moved_at=position.moved_at if position.relay else None,
-        standbys=tuple(name for name in living if name != position.relay),
         waiting=Count(waiting.number, waiting.more),
         oldest=max((now - waiting.oldest).total_seconds(), 0.0) if waiting.oldest else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
-from django.utils.translation import gettext, ngettext, ngettext_lazy
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.monitoring.figures import (
@@ -297,7 +297,7 @@ def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Verdict]:
 
 
 def describe_stream(stream: StreamStatus, status: Status) -> str:
-    """Return who moves the stream and who stands by, and whether the log is read."""
+    """Return who moves the stream, and whether the log is read."""
     parts = []
     if stream.moved_at is None:
         parts.append(gettext("no relay has read the stream yet"))
@@ -306,9 +306,6 @@ def describe_stream(stream: StreamStatus, status: Status) -> str:
         parts.append(text % {"relay": stream.relay, "state": gettext(stream.relay_state)})
         ago = gettext("%(age)s ago") % {"age": duration(round(max(_seconds_since(stream.moved_at, status), 0.0)))}
         parts.append(gettext("moved %(age)s") % {"age": ago})
-    standbys = Count(len(stream.standbys))
-    text = ngettext("%(count)s relay stands by", "%(count)s relays stand by", standbys.number)
-    parts.append(text % {"count": standbys})
     if stream.log_is_read is not None:
         text = gettext("PostgreSQL's log is read") if stream.log_is_read else gettext("PostgreSQL's log is not read")
         kept = gettext("%(kept)s of it kept") % {"kept": filesizeformat(stream.log_kept)} if stream.log_kept else ""

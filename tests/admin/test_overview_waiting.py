@@ -16,7 +16,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.support.admin.overview_pages import address, confirm, finish
-from tests.support.admin.tools import client_with, put, text
+from tests.support.admin.tools import put, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -124,13 +124,3 @@ def test_the_type_of_a_group_is_paused(using: str, admin_client: Client):
     assert Pause.objects.using(using).get().type == "paid"
     entry = LogEntry.objects.get()
     assert (entry.object_repr, entry.change_message) == ("default: paid", "Paused.")
-
-
-def test_each_operation_needs_its_permission():
-    put_waiting()
-    viewer = client_with("view")
-    page = text(viewer.get(address()))
-    assert address("retry_now") not in page
-    assert address("pause") not in page
-    assert viewer.post(address("retry_now", **WAITING)).status_code == 403
-    assert confirm(client_with("view", "requeue"), address("retry_now", **WAITING)).status_code == 302

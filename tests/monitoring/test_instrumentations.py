@@ -86,9 +86,6 @@ def instrument() -> Iterator[Callable[..., None]]:
     connections[USING].close()
 
 
-"""A span as the console exporter prints it."""
-
-
 def test_a_relay_writes_its_log_if_its_only_handler_exports_it(
     instrument: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -26,24 +26,23 @@ pytest_plugins = ["tests.support.monitoring_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 OUTBOX = STREAMED
-STANDBY = "web-2:9:abcdef"
 
 
-def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
-    report_relays(PG, name_process(), STANDBY)
+def test_the_relay_that_moved_the_position_owns_it_while_it_runs():
+    report_relays(PG, name_process())
     (stream,) = read_status(PG).streams
-    assert (stream.relay, stream.owned, set(stream.standbys)) == ("", False, {STANDBY, name_process()})
+    assert (stream.relay, stream.owned) == ("", False)
     put(3, PG)
     deliver(new_source(PG))
     put(2, PG)
     (stream,) = read_status(PG).streams
-    assert (stream.relay, stream.owned, stream.standbys) == (name_process(), True, (STANDBY,))
+    assert (stream.relay, stream.owned) == (name_process(), True)
     assert stream.moved_at is not None
     assert stream.waiting == Count(2)
     assert stream.oldest is not None
     Heartbeat.objects.using(PG).filter(relay=name_process()).delete()
     (stream,) = read_status(PG).streams
-    assert (stream.relay, stream.owned, stream.standbys) == (name_process(), False, (STANDBY,))
+    assert (stream.relay, stream.owned) == (name_process(), False)
 
 
 def test_a_stream_costs_the_status_four_statements_more():
@@ -63,7 +62,7 @@ def test_a_stream_costs_the_status_four_statements_more():
 
 @pytest.mark.usefixtures("fresh_figures")
 def test_every_view_shows_the_owner_and_the_lag():
-    report_relays(PG, name_process(), STANDBY)
+    report_relays(PG, name_process())
     put(3, PG)
     deliver(new_source(PG))
     put(2, PG)
@@ -72,7 +71,6 @@ def test_every_view_shows_the_owner_and_the_lag():
         call_command("outbox_status", "--database", PG, "--json", stdout=out)
     shown = json.loads(out.getvalue())
     assert shown["streams"][0]["relay"] == name_process()
-    assert shown["streams"][0]["standbys"] == [STANDBY]
     out = io.StringIO()
     with suppress(SystemExit):
         call_command("outbox_status", "--database", PG, "--no-color", stdout=out)
@@ -90,4 +88,3 @@ def test_every_view_shows_the_owner_and_the_lag():
     client.force_login(User.objects.create_superuser("ada"))
     html = client.get("/admin/django_outbox/overview/", {"using": PG, "fragment": "1"}).content.decode()
     assert f"stream of {name_process()}" in html
-    assert "1 relay stands by" in html
