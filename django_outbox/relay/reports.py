@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.db.models import F
 
@@ -29,9 +28,7 @@ def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractConte
     return reporting(make_reporter(state, mode, workers), state.limits)
 
 
-def make_reporter(
-    state: RelayState, mode: str, workers: int, unwritten: WeakKeyDictionary[Reporter, str] | None = None
-) -> Reporter:
+def make_reporter(state: RelayState, mode: str, workers: int) -> Reporter:
     """Return a reporter that also writes the counts of deliveries."""
     counts = DeliveryCounts(state.using)
 
@@ -49,7 +46,7 @@ def make_reporter(
             "failed": total.failed,
         }
 
-    return Reporter(state.using, mode, read, service="relay", work="delivery", unwritten=unwritten)
+    return Reporter(state.using, mode, read, service="relay", work="delivery")
 
 
 def _end_refusals(state: RelayState, publisher_alias: str) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -90,7 +89,6 @@ class Tenants:
         self._channels: dict[str, str] = {}
         self._heard: set[str] = set()
         self._unreadable: set[str] = set()
-        self._unwritten: WeakKeyDictionary[Reporter, str] = WeakKeyDictionary()
         self.works: list[Callable[[], None]] = []
         self._found: dict[str, list[SimpleQueue[set[str]]]] = {}
         for publisher in publishers:
@@ -230,7 +228,7 @@ class Tenants:
         new = found.keys() - self._schemas.keys()
         for name in new:
             state = self._state.for_schema(name)
-            reporter = make_reporter(state, "run", self._workers, self._unwritten)
+            reporter = make_reporter(state, "run", self._workers)
             self._schemas[name] = Schema(found[name], state, reporter, Purger(state.using, state.limits.purge_interval))
             self._service.outages.end(_subject(name))
         if found:
@@ -300,8 +298,10 @@ class Tenants:
         throttle = Throttle(min_interval=interval, max_interval=MAX_PAUSE)
         while True:
             last, began = left.is_set(), time.monotonic()
-            with own_connection(state.using):
+            # An outage, which the look logs, ends the round.
+            with own_connection(state.using), suppress(DatabaseError, InterfaceError):
                 for schema in [*self._schemas.values()]:
+                    connections[state.using].ensure_connection()
                     self._enter(schema)
                     schema.reporter.try_to_write(last=last)
             if last:

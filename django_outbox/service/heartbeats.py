@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.db import connections
 from django.db.models import Q
@@ -45,8 +44,6 @@ class Reporter:
         service: the process that reports, for the log: "relay".
         work: the work that goes on without reports, for the log: "delivery".
         suffix: the end of its name, which distinguishes it from other reporters of one process.
-        unwritten: the reporters whose last report could not be written, with the reasons. Of the reporters that share
-            it, one logs a reason that they have in common.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class Reporter:
         service: str,
         work: str,
         suffix: str = "",
-        unwritten: "WeakKeyDictionary[Reporter, str] | None" = None,
     ) -> None:
         self._using = using
         self.mode = mode
@@ -69,7 +65,7 @@ class Reporter:
         self._pid = os.getpid()
         self._name = name_process() + suffix
         self._started_at: datetime.datetime | None = None
-        self._unwritten = WeakKeyDictionary[Reporter, str]() if unwritten is None else unwritten
+        self._is_written = True
 
     def keep_reporting(self, pace: float, left: threading.Event) -> None:
         """Report at intervals until the event is set, and then for a last time.
@@ -93,18 +89,17 @@ class Reporter:
         try:
             with _writing:
                 self._write(self._read(), last=last)
-            self._unwritten.pop(self, None)
+            self._is_written = True
         except Exception as error:
-            reason = describe(error)
-            if self not in self._unwritten and reason not in self._unwritten.values():
+            if self._is_written:
                 logger.warning(
                     f"The %(service)s's report could not be written; {self._work} goes on: %(reason)s",
                     event="process.report_not_written",
                     service=self._service,
                     database=self._using,
-                    reason=reason,
+                    reason=describe(error),
                 )
-            self._unwritten.setdefault(self, reason)
+            self._is_written = False
             with suppress(Exception):
                 connections[self._using].close()
 

@@ -78,6 +78,7 @@ def test_publisher_flag_may_be_repeated():
         (["--stop-timeout", "0"], "'0' is not a number of seconds above 0"),
         (["--max-messages", "-1"], "'-1' is not a whole number of at least 1"),
         (["--drain", "--once"], "not allowed with argument"),
+        (["--all-schemas", "--drain"], "--all-schemas runs until a signal"),
     ],
 )
 def test_a_wrong_argument_is_reported_with_its_remedy(arguments: list[str], message: str):

@@ -14,7 +14,7 @@ from tests.support.children import ROOT
 @pytest.mark.slow
 @pytest.mark.parametrize("database", DATABASES)
 def test_each_effect_exists_once_although_relays_are_killed_at_each_point_of_a_batch(database: str):
-    options = ["--database", database, "--messages", "150", "--kills", str(2 * len(POINTS))]
+    options = ["--database", database, "--messages", "100", "--kills", str(len(POINTS))]
     command = [sys.executable, "-m", "tests.faults.effects", *options]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

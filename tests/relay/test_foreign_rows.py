@@ -82,7 +82,7 @@ def test_each_row_ends_in_a_state_and_holds_up_no_other(using: str, scripted: Sc
     leased = {**HANDLERS, "OPTIONS": {"transaction": False}}
     publishers = {"default": SCRIPTED, "handlers": HANDLERS, "leased": leased}
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(rows, min_size=1, max_size=10))
     def check(given: list[dict[str, Any]]) -> None:
         table = connections[using].ops.quote_name(OutboxMessage._meta.db_table)

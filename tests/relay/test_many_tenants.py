@@ -212,19 +212,6 @@ def test_a_worker_that_crashes_gives_back_what_it_has_reserved(manage: Project, 
     assert manage.do(CRASHING.replace("ERROR", error)).endswith("released 9\n")
 
 
-def test_reports_that_cannot_be_written_are_logged_once_for_all_schemas(manage: Project):
-    for schema in ("t1", "t2"):
-        manage.sql(f"ALTER TABLE {schema}.django_outbox_heartbeat RENAME TO gone")
-    try:
-        enqueue(manage, "t1", "t2")
-        with manage.relay("--all-schemas") as relay:
-            eventually(lambda: delivered(manage, "t1") and delivered(manage, "t2"))
-    finally:
-        for schema in ("t1", "t2"):
-            manage.sql(f"ALTER TABLE {schema}.gone RENAME TO django_outbox_heartbeat")
-    assert relay.output.count("report could not be written") == 1
-
-
 PURGE = """
 import threading
 import time
@@ -259,26 +246,18 @@ def test_old_messages_of_each_schema_are_purged(manage: Project):
         assert manage.sql(f"SELECT count(*) FROM {schema}.{TABLE}") == [(0,)]
 
 
-def test_wrong_flags_and_publishers_are_refused(manage: Project):
-    done = manage("run_outbox", "--all-schemas", "--drain")
-    assert done.returncode == 1
-    assert "runs until a signal" in done.stderr
+def test_a_publisher_with_a_stream_has_a_relay_in_each_schema(manage: Project):
     streamed = manage.folder / "streamed_project.py"
     streamed.write_text("from tenants_project import *\nOUTBOX['PUBLISHERS']['default']['SOURCE'] = 'snapshot'\n")
     done = manage("run_outbox", "--all-schemas", "--settings", "streamed_project")
     assert done.returncode == 1
     assert "The publisher 'default' has a SOURCE that one relay cannot serve" in done.stderr
     assert "manage.py tenant_command run_outbox --schema=NAME" in done.stderr
-
-
-def test_a_stream_has_a_relay_in_each_schema(manage: Project):
-    streamed = manage.folder / "streamed_project.py"
-    streamed.write_text("from tenants_project import *\nOUTBOX['PUBLISHERS']['default']['SOURCE'] = 'snapshot'\n")
     script = ENQUEUE.format(schemas=("t1", "t2"), type="streamed", count=1)
     assert not manage("shell", "-c", script, "--settings", "streamed_project").returncode
     pending = f"SELECT count(*) FROM t1.{TABLE} WHERE type = 'streamed' AND available_at IS NULL"
     assert manage.sql(pending) == [(1,)]
-    for schema in ("t1", "t2"):
-        done = manage("tenant_command", "run_outbox", "--drain", f"--schema={schema}", "--settings", "streamed_project")
-        assert done.returncode == 0, done.stderr
-        assert f"'schema': '{schema}'" in done.stdout or f'"schema": "{schema}"' in done.stdout
+    done = manage("tenant_command", "run_outbox", "--drain", "--schema=t2", "--settings", "streamed_project")
+    assert done.returncode == 0, done.stderr
+    assert "'schema': 't2'" in done.stdout or '"schema": "t2"' in done.stdout
+    assert "'t1'" not in done.stdout.replace('"', "'")

@@ -83,7 +83,7 @@ def processed() -> int:
 
 
 class TestCtrlC:
-    @pytest.mark.parametrize("method", ["run", "drain", "deliver_once"])
+    @pytest.mark.parametrize("method", ["run", "deliver_once"])
     def test_the_batch_in_hand_is_finished_and_the_exception_goes_on(
         self, start: StartProcess, ids: list[int], method: str
     ):
