@@ -104,6 +104,13 @@ def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: 
         assert set(kinds(outcomes)) == {OutcomeKind.UNANSWERED}
 
 
+def test_many_poison_messages_do_not_hide_a_single_good_one():
+    receiver = Receiver(range(1, 1000))
+    outcomes = isolate(receiver.publish, numbered(1000))
+    assert culprits_of(outcomes) == {*range(1, 1000)}
+    assert [message.id for message in receiver.taken] == [0]
+
+
 @settings(deadline=None)
 @given(count=st.integers(1, 1000))
 def test_an_outage_that_raises_uses_up_no_attempts_and_ends_soon(count: int):
