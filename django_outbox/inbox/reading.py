@@ -34,8 +34,6 @@ class InboxLimits(ServiceLimits):
 
     Args:
         broker_wait: waits before a consumer connects again.
-        hold_time: how long messages are held while the database is unavailable. RabbitMQ closes a channel that holds
-            one for 30 minutes.
         receive_time: how long a reader waits for messages before it looks whether it has to stop.
         backlog_interval: minimum time between two counts of the backlog.
         backlog_sparing: the pause after a count, as a multiple of the time that it took.
@@ -44,7 +42,6 @@ class InboxLimits(ServiceLimits):
     """
 
     broker_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=5.0, jitter=1.0))
-    hold_time: float = 60.0
     receive_time: float = 0.2
     backlog_interval: float = 1.0
     backlog_sparing: float = SPARING
@@ -122,8 +119,8 @@ class Reader:
     """Moves messages from a consumer to the table, in the calling thread, until it has to stop.
 
     A message is settled only after the transaction that stored it was committed. While the database is unavailable,
-    the messages in hand are kept for a while, and are then given back to the broker. The broker may count that, and
-    drop messages at a limit, so no further message is received until the database has stored one of these. After
+    the messages in hand are kept. The broker may take them back, as RabbitMQ does after 30 minutes, and may count that
+    and drop messages at a limit, so no further message is received until the database has stored these. After
     `patience` failures in a row, RelayUnavailable is raised.
     """
 
@@ -173,8 +170,7 @@ class Reader:
         self._state.begin()
         try:
             received = self._use_database(lambda: self._writer.store(batch))
-            # Messages that were given back are received again, and recognized.
-            if received is not None and self._is_open:
+            if received is not None:
                 self._consumer.settle(batch, {each.message.tag for each in received.rejected})
                 tally = InboxTally.count(received)
                 if tally.stored and not tally.rejected:
@@ -184,13 +180,8 @@ class Reader:
             self._state.end(self._consumer.alias, tally)
 
     def _use_database(self, work: Callable[[], T]) -> T | None:
-        """Do some work in the database, again and again until it succeeds; return None if the inbox stops before that.
-
-        The broker has its messages back after a while, but the work goes on, which proves that the database can store
-        messages before any is received again.
-        """
+        """Do some work in the database until it succeeds, and return its result; None if the inbox stops before."""
         failures = 0
-        began = time.monotonic()
         while not (failures and self._state.service.stopping):
             try:
                 result = work()
@@ -199,16 +190,8 @@ class Reader:
                 failures += 1
                 if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
-                seconds = self._limits.database_wait.after(failures)
                 self._state.service.outages.note(Outage(self._database, reason))
-                if self._is_open and time.monotonic() - began > self._limits.hold_time:
-                    logger.warning(
-                        "%(subject)s gives its messages back to the broker until the database is available.",
-                        event="inbox.waits_for_database",
-                        subject=self._name,
-                    )
-                    self._close()
-                self._state.service.pause(seconds)
+                self._state.service.pause(self._limits.database_wait.after(failures))
             else:
                 if failures:
                     self._state.service.outages.end(self._database)

@@ -6,11 +6,10 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers import Consumer, Incoming
@@ -22,7 +21,7 @@ from django_outbox.inbox.storing import id_of_incoming
 from django_outbox.messages import ACCEPTED
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, outbox_of, payloads, read_all, running, stored
+from tests.inbox.conftest import outbox_of, payloads, read_all, running, stored
 from tests.inbox.processes import RUN_INBOX
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.kafka import KafkaSource
@@ -188,20 +187,6 @@ def test_an_inbox_reconnects_when_its_connection_is_lost(source, make_inbox, pro
 def test_an_inbox_that_ends_when_idle_gives_up_if_the_broker_remains_unavailable(source, make_inbox):
     with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
         make_inbox(**source.at(free_port()), arguments={"idle_exit": 60}).run()
-
-
-def test_messages_are_received_again_when_the_database_was_unavailable_for_long(source, make_inbox, writing, caplog):
-    writing.error = OperationalError("the server has gone away")
-    inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.05)})
-    source.send(1, 2, 3)
-    with running(inbox):
-        eventually(lambda: inbox.outages)
-        eventually(lambda: "gives its messages back to the broker" in caplog.text)
-        assert not payloads("default")
-        writing.error = None
-        eventually(lambda: payloads("default") == [1, 2, 3])
-        # Messages that were given back come again, and are recognized.
-        eventually(lambda: source.unsettled() == 0)
 
 
 @pytest.mark.parametrize(

@@ -134,16 +134,15 @@ def test_while_the_database_is_unavailable_the_messages_stay_in_the_queue(using,
         server["PORT"] = port
 
 
-# The contract suite has the end of that time.
-def test_messages_in_hand_are_held_for_a_while(source, make_inbox, writing, caplog):
-    writing.error = OperationalError("the server has gone away")
-    inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=60.0)})
+def test_messages_in_hand_are_held(source, make_inbox, writing):
+    """The database can be read, but stores nothing, as a standby does."""
+    writing.error = OperationalError("cannot execute INSERT in a read-only transaction")
+    inbox = make_inbox()
     inbox.consumers[0].limits = ReadingLimits(first_size=3)
     source.send(1, 2, 3)
     with running(inbox):
-        eventually(lambda: inbox.outages)
-        time.sleep(0.5)
-        assert "gives its messages back to the broker" not in caplog.text
+        eventually(lambda: writing.attempts > 20)
+        # RabbitMQ counts messages that a consumer has in hand no longer as those of the queue.
         assert source.unsettled() == 0
         writing.error = None
         eventually(lambda: payloads("default") == [1, 2, 3])

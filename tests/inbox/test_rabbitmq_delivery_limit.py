@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
-from django.db import OperationalError
 
 from django_outbox.inbox.management.commands.run_inbox import check_consumers
 from tests.conftest import ALIASES
-from tests.inbox.conftest import QUICK, payloads, read_all, running
+from tests.inbox.conftest import payloads, read_all, running
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.waiting import eventually
 
@@ -60,20 +58,6 @@ def test_connections_that_break_lose_nothing(source, make_inbox):
         consumer.close()
     eventually(lambda: source.unsettled() == 5000 - 3 * OFTEN)
     assert count_returns(source) < 5
-
-
-def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, writing):
-    """The database can be read, but stores nothing, as a standby does."""
-    writing.error = OperationalError("cannot execute INSERT in a read-only transaction")
-    fill(source, 50)
-    inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.01)})
-    with running(inbox):
-        eventually(lambda: writing.attempts > OFTEN)
-        eventually(lambda: source.unsettled() == 50)
-        assert count_returns(source) == 1
-        writing.error = None
-        eventually(lambda: payloads("default") == [*range(50)])
-        eventually(lambda: source.unsettled() == 0)
 
 
 def test_readers_that_crash_again_and_again_return_one_message_only(source, make_inbox, writing):
