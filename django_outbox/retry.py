@@ -40,7 +40,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Backoff):
     """The delay after each failed attempt, and the number of attempts. Its fields are the keys of `OUTBOX["RETRY"]`.
 
     Args:
@@ -57,17 +57,8 @@ class RetryPolicy:
     """
 
     max_attempts: int = 10
-    delay: float = 1.0
-    factor: float = 2.0
-    max_delay: float = 600.0
-    jitter: float = 0.1
     include: tuple[type[BaseException], ...] = ()
     exclude: tuple[type[BaseException], ...] = ()
-
-    @property
-    def wait(self) -> Backoff:
-        """The delays after failed attempts."""
-        return Backoff(self.delay, self.factor, self.max_delay, self.jitter)
 
     def retries(self, cause: BaseException | None) -> bool:
         """Return whether an attempt that failed with this cause is retried at all; one without a cause is."""
@@ -95,7 +86,7 @@ def retry_delay(
         return None
     if is_number(outcome.retry_after) and outcome.retry_after >= 0:
         return float(min(outcome.retry_after, LONGEST_RETRY_AFTER))
-    return policy.wait.after(attempt, rand=rand)
+    return policy.after(attempt, rand=rand)
 
 
 def cause_chain(error: BaseException) -> Iterator[BaseException]:

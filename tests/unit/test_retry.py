@@ -43,7 +43,7 @@ def refused(attempt: int) -> Message:
 
 
 def test_default_delays_are_those_of_the_reference():
-    waits = [DEFAULT_POLICY.wait.after(attempt, rand=lambda: 0.0) for attempt in range(1, 10)]
+    waits = [DEFAULT_POLICY.after(attempt, rand=lambda: 0.0) for attempt in range(1, 10)]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert retry_delay(refused(10), BUSY, DEFAULT_POLICY) is None
 
@@ -57,9 +57,9 @@ def test_a_wait_grows_by_its_factor_up_to_the_ceiling(factor: float, expected: l
 
 @given(policies, failure_counts, shares)
 def test_jitter_adds_at_most_its_share_to_a_wait_up_to_the_ceiling(policy: RetryPolicy, failures: int, chance: float):
-    plain = policy.wait.after(failures, rand=lambda: 0.0)
+    plain = policy.after(failures, rand=lambda: 0.0)
     assert 0 < plain <= policy.max_delay
-    assert plain <= policy.wait.after(failures, rand=lambda: chance) <= plain * (1 + policy.jitter)
+    assert plain <= policy.after(failures, rand=lambda: chance) <= plain * (1 + policy.jitter)
 
 
 @given(policies, st.integers(1, 200))
