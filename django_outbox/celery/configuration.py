@@ -65,7 +65,7 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
 
 
 def _find_bypassing_tasks(app: Celery) -> Iterator[SettingsProblem]:
-    """Yield the bases of tasks that bypass the outbox, although the app is to use it for all tasks."""
+    """Report tasks that bypass the outbox, although the app is to use it for all tasks."""
     if not (isinstance(app, OutboxCelery) or issubclass(app.Task, OutboxTask)):
         return
     # Where workers find tasks. Celery's own search would run the checks again.
@@ -74,30 +74,22 @@ def _find_bypassing_tasks(app: Celery) -> Iterator[SettingsProblem]:
     for module in app.loader.default_modules:
         with suppress(Exception):
             import_module(module)
-    names: dict[type, list[str]] = {}
-    for name, task in sorted(app.tasks.items()):
-        # `base=celery.Task` is how a task asks to be sent directly.
-        is_direct = vars(type(task)).get("_decorated") and type(task).__bases__ == (Task,)
-        if not (name.startswith("celery.") or isinstance(task, OutboxTask) or is_direct):
-            names.setdefault(_find_base(type(task)), []).append(name)
-    for base, tasks in names.items():
-        listed = ", ".join(tasks[:10]) + (", ..." if len(tasks) > 10 else "")
+    names = [name for name, task in sorted(app.tasks.items()) if _bypasses(name, task)]
+    if names:
+        listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         yield SettingsProblem(
             "W032",
-            f"{counted(len(tasks), 'task')} of the Celery app {app.main!r} ({listed}) with the base "
-            f"{base.__module__}.{base.__qualname__}, which is not an OutboxTask: calls bypass the outbox, and are sent "
-            "before the commit and after a rollback.",
-            f"Write class {base.__name__}(OutboxTask), from django_outbox.celery. To send a task "
-            "directly on purpose, give it base=celery.Task, or silence this check.",
+            f"{counted(len(names), 'task')} of the Celery app {app.main!r} ({listed}) with a base that is not an "
+            "OutboxTask: calls bypass the outbox, and are sent before the commit and after a rollback.",
+            "Derive the base from OutboxTask of django_outbox.celery. To send a task directly on purpose, give it "
+            "base=celery.Task, or silence this check.",
         )
 
 
-def _find_base(task_class: type) -> type:
-    """Return the class of the project that a task has from `celery.Task`; the last one, if there are several."""
-    mro = task_class.__mro__
-    # Celery makes a class of each decorated function, and one for each app.
-    own = [each for each in mro[: mro.index(Task)] if not {"_decorated", "_app"} & vars(each).keys()]
-    return own[-1] if own else task_class
+def _bypasses(name: str, task: Task) -> bool:
+    # `base=celery.Task` is how a task asks to be sent directly.
+    is_direct = vars(type(task)).get("_decorated") and type(task).__bases__ == (Task,)
+    return not (name.startswith("celery.") or isinstance(task, OutboxTask) or is_direct)
 
 
 def _find_apps(paths: Sequence[str]) -> dict[str, Celery]:

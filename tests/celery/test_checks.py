@@ -131,7 +131,7 @@ class Registered(ReportingTask):
     def run(self) -> None: ...
 
 
-def test_w032_names_the_base_of_tasks_that_bypass_the_outbox(app: Celery):
+def test_w032_names_tasks_that_bypass_the_outbox(app: Celery):
     app.task(name="shop.direct", base=Task, shared=False)(celery_app.note)
     assert found(PUBLISHERS) == []
     app.task(name="shop.report", base=ReportingTask, shared=False)(celery_app.note)
@@ -139,8 +139,7 @@ def test_w032_names_the_base_of_tasks_that_bypass_the_outbox(app: Celery):
     (problem,) = found(PUBLISHERS)
     assert problem.id == "django_outbox.W032"
     assert "2 tasks of the Celery app 'outbox_tests' (shop.registered, shop.report)" in problem.msg
-    assert f"{__name__}.ReportingTask" in problem.msg
-    assert "Write class ReportingTask(OutboxTask)" in str(problem.hint)
+    assert "Derive the base from OutboxTask" in str(problem.hint)
 
 
 def test_w032_looks_in_the_modules_that_the_app_names(app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
