@@ -1,6 +1,5 @@
 """The events as an AsyncAPI document."""
 
-import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -43,11 +42,9 @@ def make_asyncapi(event_types: Iterable[EventType]) -> dict[str, Any]:
 
 
 def _message(event_type: EventType, name: str) -> dict[str, Any]:
-    description = inspect.getdoc(event_type.cls) if _has_docstring(event_type.cls) else None
     return {
         "name": event_type.type,
         "title": event_type.cls.__name__,
-        **({"description": description} if description else {}),
         "contentType": "application/json",
         "headers": {
             "type": "object",
@@ -65,15 +62,7 @@ def _schema(event_type: EventType, root: str) -> dict[str, Any]:
     reference = schema.get("$ref", "")
     if reference.startswith(prefix := f"{root}/$defs/"):
         schema = {**schema["$defs"][reference.removeprefix(prefix)], "$defs": schema["$defs"]}
-    if not _has_docstring(event_type.cls):
-        schema.pop("description", None)
     return schema
-
-
-def _has_docstring(cls: type) -> bool:
-    """Return whether a class has a docstring that a person wrote; `dataclass` makes one."""
-    text = vars(cls).get("__doc__")
-    return bool(text) and not re.match(rf"{re.escape(cls.__name__)}\(.*\)( -> None)?$", str(text), re.DOTALL)
 
 
 def _name(text: str, names: dict[str, str]) -> str:
