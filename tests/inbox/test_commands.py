@@ -1,15 +1,13 @@
-"""The commands and the admin of the inbox."""
+"""The commands of the inbox."""
 
 import datetime
 from io import StringIO
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import transaction
-from django.test import Client, override_settings
-from django.urls import reverse
+from django.test import override_settings
 from django.utils import timezone
 
 from django_outbox.inbox import once_many
@@ -78,14 +76,3 @@ class WithoutInbox:
 def test_outbox_purge_works_without_the_table_of_records(monkeypatch):
     monkeypatch.setattr(HandledMessage._meta, "db_table", "nowhere")
     assert "0 messages deleted" in run("outbox_purge")[0]
-
-
-def test_the_admin_lists_and_finds_handled_messages():
-    handle("default", "order-7", "order-8")
-    client = Client()
-    client.force_login(User.objects.create_superuser("admin"))
-    url = reverse("admin:outbox_inbox_handledmessage_changelist")
-    assert "2 handled messages" in client.get(url).content.decode()
-    assert "1 result" in client.get(url, {"q": "order-7"}).content.decode()
-    assert "0 results" in client.get(url, {"q": "order-9"}).content.decode()
-    assert client.get(reverse("admin:outbox_inbox_handledmessage_add")).status_code == 403
