@@ -105,10 +105,6 @@ def test_an_unknown_publisher_is_refused_and_the_error_lists_the_configured_publ
     refused("publisher", "OUTBOX['PUBLISHERS']", "configured: default", publisher=publisher)
 
 
-def test_a_misspelled_publisher_is_refused_with_the_one_that_was_meant():
-    refused("publisher", "Did you mean 'default'?", publisher="defualt")
-
-
 NAIVE = datetime.datetime(2026, 5, 1, 8, 30)  # noqa: DTZ001
 
 BAD_VALUES = [
