@@ -1,12 +1,11 @@
 """The registration of handlers, their discovery, and the system checks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from django.core.checks import CheckMessage
@@ -16,22 +15,13 @@ from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.checks.handlers import check_handler_functions, check_handlers
 from django_outbox.checks.settings import check_settings
 from django_outbox.events import event
-from django_outbox.events.registry import EventRegistry
-from django_outbox.events.registry import registry as events
 from django_outbox.handlers import Handler, HandlersPublisher, handler
 from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import Message
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.usefixtures("handlers")
-
-
-@pytest.fixture(autouse=True)
-def no_events() -> Iterator[None]:
-    """Without the events of other tests, which would be routed to handlers."""
-    with mock.patch.dict(vars(events), vars(EventRegistry())):
-        yield
+pytestmark = pytest.mark.usefixtures("handlers", "no_events")
 
 
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}

@@ -3,10 +3,9 @@
 import ast
 import datetime
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import pytest
 from django.conf import settings
@@ -15,13 +14,11 @@ from django.test import override_settings
 
 from django_outbox.checks import TAG
 from django_outbox.events import event
-from django_outbox.events.registry import EventRegistry
-from django_outbox.events.registry import registry as events
 from django_outbox.handlers import handler
 from tests.support.effects import scratch_handlers
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = pytest.mark.usefixtures("handlers", "no_events")
 
 MAX_STEPS = 4
 """The largest number of remedies, one after the other, that may be needed."""
@@ -38,13 +35,6 @@ RABBITMQ = {
 }
 VALID = {"PUBLISHERS": {"default": CONSOLE, "orders": CONSOLE}}
 HANDLED = {"PUBLISHERS": {"default": CONSOLE, "work": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}}}
-
-
-@pytest.fixture(autouse=True)
-def no_events() -> Iterator[None]:
-    """Without the events of other tests."""
-    with mock.patch.dict(vars(events), vars(EventRegistry())):
-        yield
 
 
 @pytest.mark.parametrize(
