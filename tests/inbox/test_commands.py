@@ -1,16 +1,12 @@
 """The commands of the inbox."""
 
-import datetime
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
 from django.test import override_settings
-from django.utils import timezone
 
-from django_outbox.inbox import once_many
 from django_outbox.inbox.models import HandledMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads
@@ -52,19 +48,6 @@ def test_check_names_what_is_wrong(source):
         call_command("run_inbox", "--check", stdout=StringIO(), stderr=errors)
     assert "FAIL  consumer 'billing'" in errors.getvalue()
     assert "declare the queue" in errors.getvalue()
-
-
-def handle(using: str, *ids: str) -> None:
-    with transaction.atomic(using=using):
-        once_many(ids, "billing", using=using)
-
-
-def test_outbox_purge_deletes_old_records(using):
-    handle(using, "a", "b")
-    HandledMessage.objects.using(using).update(handled_at=timezone.now() - datetime.timedelta(days=40))
-    handle(using, "c")
-    run("outbox_purge", "--database", using)
-    assert HandledMessage.objects.using(using).count() == 1
 
 
 class WithoutInbox:

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers import Consumer, Incoming
@@ -187,6 +187,20 @@ def test_an_inbox_reconnects_when_its_connection_is_lost(source, make_inbox, pro
 def test_an_inbox_that_ends_when_idle_gives_up_if_the_broker_remains_unavailable(source, make_inbox):
     with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
         make_inbox(**source.at(free_port()), arguments={"idle_exit": 60}).run()
+
+
+def test_messages_that_the_broker_took_back_in_an_outage_of_the_database_are_recognized(
+    source, make_inbox, proxies, writing
+):
+    options, cut = source.through(proxies)
+    writing.error = OperationalError("the server has gone away")
+    source.send(1, 2, 3)
+    with running(make_inbox(**options)):
+        eventually(lambda: writing.attempts > 2)
+        cut()
+        writing.error = None
+        eventually(lambda: payloads("default") == [1, 2, 3])
+        eventually(lambda: source.unsettled() == 0)
 
 
 @pytest.mark.parametrize(

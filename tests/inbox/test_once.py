@@ -169,7 +169,7 @@ UUIDS = st.integers(0, 2**128 - 1).map(lambda bits: uuid.UUID(int=bits))
 
 
 @given(ids=st.lists(st.text(min_size=1, max_size=30) | UUIDS | UUIDS.map(str), max_size=20))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_string_and_any_uuid_is_an_id(using, ids):
     with transaction.atomic(using=using):
         HandledMessage.objects.using(using).all().delete()
