@@ -8,17 +8,11 @@ from django_outbox.models import OutboxMessage
 
 CODECS = {
     "UTF8": "utf-8",
-    "EUC_CN": "gb2312",
-    "KOI8R": "koi8_r",
-    "KOI8U": "koi8_u",
-    "WIN866": "cp866",
-    "WIN874": "cp874",
     **{f"WIN{number}": f"cp{number}" for number in range(1250, 1259)},
-    **{f"ISO_8859_{number}": f"iso8859_{number}" for number in range(5, 9)},
     **{f"LATIN{number}": f"latin{number}" for number in range(1, 11)},
 }
-"""Python's codecs for the encodings of PostgreSQL that have the same characters. All others have at least ASCII,
-and JSON in a SQL_ASCII database has nothing else."""
+"""Python's codecs for usual encodings of PostgreSQL. All others have at least ASCII, and JSON in a SQL_ASCII database
+has nothing else."""
 
 CHARACTER_SETS = """
 SELECT DISTINCT character_set_name FROM information_schema.columns
