@@ -15,7 +15,7 @@ from django_outbox import OutboxMessage
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.retention import discard
-from django_outbox.retention.archive.lines import InvalidLine, decode
+from django_outbox.retention.archive.lines import decode
 from django_outbox.retention.archive.restoring import restore
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
@@ -196,5 +196,5 @@ def test_a_line_is_json_that_other_programs_read(using: str):
 def test_a_line_whose_json_is_not_in_a_string_is_refused(using: str):
     read = archived_line(using)
     for wrong in ({}, {**read, "headers": {"a": 1}}):
-        with pytest.raises(InvalidLine, match="it is not a message"):
+        with pytest.raises(ValueError, match="it is not a message"):
             decode(wrong)

@@ -21,10 +21,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 """The reader of each column that is not NULL."""
 
 
-class InvalidLine(ValueError):
-    """A line of an archive cannot be restored. The text states why, and quotes none of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
     """A message in an archive. JSON columns are text, exactly as the database returned it."""
@@ -71,9 +67,9 @@ def encode(row: FullRow) -> bytes:
 
 
 def decode(values: dict[str, Any]) -> ArchivedMessage:
-    """Read a line, given as a dict. Raises `InvalidLine` if it cannot be restored."""
+    """Read a line, given as a dict. Raises ValueError with the reason, which quotes none of it, if it is invalid."""
     if unreadable := values.get("unreadable"):
-        raise InvalidLine(f"{', '.join(unreadable)} could not be read when it was archived")
+        raise ValueError(f"{', '.join(unreadable)} could not be read when it was archived")
     try:
         values["message_id"] = uuid.UUID(values["message_id"])
         for name in TIMES:
@@ -83,4 +79,4 @@ def decode(values: dict[str, Any]) -> ArchivedMessage:
             raise TypeError
         return ArchivedMessage(**values)
     except Exception as error:
-        raise InvalidLine(f"it is not a message ({type(error).__name__})") from None
+        raise ValueError(f"it is not a message ({type(error).__name__})") from None

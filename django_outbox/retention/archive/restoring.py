@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_outbox.db.functions import DatabaseNow, json_text
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode
+from django_outbox.retention.archive.lines import ArchivedMessage, decode
 from django_outbox.retention.archive.storage import ArchiveStorage, InvalidArchive
 
 KEPT = (
@@ -35,7 +35,7 @@ def read_messages(storage: ArchiveStorage, file: str, message_ids: Collection[uu
         if line["message_id"] in wanted:
             try:
                 messages.append(decode(line))
-            except InvalidLine as error:
+            except ValueError as error:
                 raise InvalidArchive(f"{line['message_id']} cannot be restored: {error}.") from None
     return messages
 
