@@ -9,9 +9,10 @@ from contextlib import closing
 import pytest
 
 from django_outbox.messages import ACCEPTED, OutcomeKind
-from tests.publishers.subjects.aws import FIFOSubject, SQSSubject
+from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import BATCH, AwsAnswers, Failures, Queue, Raw, Refusal
 from tests.support.claimed import make_message
+from tests.support.jars import ELASTICMQ
 
 pytest_plugins = ["tests.support.aws.fixtures"]
 
@@ -59,6 +60,37 @@ def test_messages_of_a_key_are_a_group_and_those_without_a_key_are_groups_of_the
         assert groups[:2] == ["order-1", messages[1].message_id]
         assert all(each.startswith("sha256-") and len(each) <= 128 for each in groups[2:])
         assert [each["MessageDeduplicationId"] for each in batch.entries] == [each.message_id for each in messages]
+
+
+def test_a_fifo_queue_keeps_messages_of_a_key_in_order_and_drops_duplicates():
+    with closing(ElasticMQSubject() if ELASTICMQ.is_usable else FIFOSubject()) as subject:
+        publisher = subject.publisher()
+        payloads = [b"1", b"2" * subject.largest, b"3"]
+        for message in subject.messages(*payloads, key="order-1") * 2:
+            assert publisher.publish([message]) == [ACCEPTED]
+        assert [each.body for each in subject.received()] == payloads
+
+
+# Topics
+
+
+def test_a_topic_delivers_to_its_queues_and_is_unavailable_in_an_outage():
+    with closing(SNSSubject()) as subject:
+        publisher = subject.publisher(timeout=2.0)
+        assert publisher.prepare() == ""
+        payloads = [b"1", b"2" * subject.largest]
+        messages = subject.messages(*payloads, type="order.größe", key="Schlüssel-1", headers={"tenant": "acme"})
+        accepted, rejected, largest = publisher.publish([messages[0], subject.poison(), messages[1]])
+        assert accepted is largest is ACCEPTED
+        assert rejected.error_class == "aws.too_large"
+        received = [(each.message_id, each.body, each.type, each.key, each.headers) for each in subject.received()]
+        assert sorted(received) == sorted(
+            (each.message_id, each.payload, each.type, each.key, each.headers) for each in messages
+        )
+        subject.go_down()
+        (outcome,) = publisher.publish(subject.messages(b"3"))
+        assert outcome.kind is OutcomeKind.UNANSWERED
+        assert publisher.prepare()
 
 
 # Entries that fail

@@ -12,7 +12,7 @@ import pytest
 
 from django_outbox.brokers import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
-from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
+from tests.publishers.subjects.aws import SQSSubject
 from tests.publishers.subjects.base import BrokerSubject, Subject
 from tests.publishers.subjects.http import HTTPSubject
 from tests.publishers.subjects.kafka import KafkaSubject
@@ -21,7 +21,6 @@ from tests.publishers.subjects.nats import JetStreamSubject
 from tests.publishers.subjects.rabbitmq import RabbitMQSubject
 from tests.publishers.subjects.redis import RedisSubject
 from tests.support.claimed import make_message
-from tests.support.jars import ELASTICMQ
 from tests.support.waiting import eventually
 
 BROKERS: dict[str, Callable[[], BrokerSubject]] = {
@@ -30,12 +29,9 @@ BROKERS: dict[str, Callable[[], BrokerSubject]] = {
     "nats": JetStreamSubject,
     "rabbitmq": RabbitMQSubject,
     "redis": RedisSubject,
-    "sns": SNSSubject,
     "sqs": SQSSubject,
-    "sqs-fifo": FIFOSubject,
 }
-if ELASTICMQ.is_usable:
-    BROKERS["sqs-elasticmq"] = ElasticMQSubject
+"""One subject for each way to publish: a FIFO queue and a topic of AWS share nearly all of SQS's (`test_aws`)."""
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {"memory": MemorySubject, **BROKERS}
 

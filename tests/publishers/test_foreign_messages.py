@@ -16,8 +16,7 @@ from tests.publishers.test_contract import SUBJECTS
 from tests.support.claimed import make_message
 from tests.support.json_values import nested
 
-# A queue of another kind or server, and a topic, have the encoding of the class.
-CASES = [(name, "plain") for name in SUBJECTS if name not in ("sqs-fifo", "sqs-elasticmq", "sns")]
+CASES = [(name, "plain") for name in SUBJECTS]
 CASES += [(name, "cloudevents") for name in ("http", "kafka", "nats", "rabbitmq")]
 
 HOSTILE = ["", "\n", "\x00", "\r\n\r\n", "\x7f\x9b", "\u202e", "\U0001f600", "x" * 300, "%", "{}", " ", "\u2028"]
