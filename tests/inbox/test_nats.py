@@ -19,6 +19,7 @@ from tests.inbox.sources.nats import JetStreamSource
 from tests.support.nats.server import NatsServer
 from tests.support.nats.tools import Nats, nats_port, nats_url
 from tests.support.proxies import Proxies
+from tests.support.publishers import closing_all
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.nats.fixtures"]
@@ -36,16 +37,12 @@ def source() -> Iterator[JetStreamSource]:
 
 @pytest.fixture
 def make_consumer() -> Iterator[MakeConsumer]:
-    made: list[JetStreamConsumer] = []
+    def construct(stream: str, **options: Any) -> JetStreamConsumer:
+        given = {"servers": nats_url(), "stream": stream, "durable": "billing", **options}
+        return JetStreamConsumer("billing", **given)
 
-    def make(stream: str, **options: Any) -> JetStreamConsumer:
-        given = {"servers": nats_url(), "durable": "billing", **options}
-        made.append(JetStreamConsumer("billing", **{"stream": stream, **given}))
-        return made[-1]
-
-    yield make
-    for consumer in made:
-        consumer.close()
+    with closing_all(construct) as make:
+        yield make
 
 
 def is_settled(nats: Nats, stream: str) -> bool:
@@ -183,7 +180,7 @@ def test_an_outage_lasts_while_a_connection_waits_for_its_own_messages(
 def test_an_inbox_that_ends_when_idle_gives_up_if_it_may_not_acknowledge_however_many_messages_it_has_in_hand(
     guarded: NatsServer, guarded_nats: Nats, make_inbox: MakeInbox
 ):
-    stream = make_stream(guarded_nats, ack_wait=0.5)
+    stream = make_stream(guarded_nats, ack_wait=0.2)
     put(guarded_nats, stream, *[b"%d" % number for number in range(20)])
     options = {"servers": guarded.url_for("no-acks:x"), "stream": stream, "batch_size": 1}
     with pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"):

@@ -1,6 +1,7 @@
 """Connections of the JetStream publisher that are refused, lost or silent."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.support.nats.server import NatsServer
 from tests.support.nats.tools import MakeJetStream, Nats, nats_port, nats_url
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port
-from tests.support.proxies import Proxies
+from tests.support.proxies import Proxies, Proxy
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.nats.fixtures"]
@@ -27,6 +28,7 @@ def test_each_server_that_cannot_be_reached_is_named_and_another_one_is_used(nat
     assert f"127.0.0.1:{port}: connection refused; start the server, or correct host and port in servers" in error
     assert "no-such-host.invalid:4222: the host name cannot be resolved, check the host in servers" in error
     publisher = make_jetstream([*down, nats_url()], timeout=6.0)
+    assert publisher.node_timeout == 2.0
     assert publisher.publish([make_message(nats.stream())]) == [ACCEPTED]
 
 
@@ -49,37 +51,34 @@ def test_a_connection_that_is_lost_within_a_batch_leaves_the_rest_unanswered_and
     assert sorted(each.data for each in nats.take(stream)) == sorted(each.payload for each in messages)
 
 
-def test_a_server_that_does_not_respond_is_an_outage(nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream):
+@pytest.mark.parametrize(
+    ("fail", "recover"),
+    [(Proxy.go_silent, Proxy.speak), (Proxy.hold_back, Proxy.resume)],
+    ids=["does not respond", "reads no more"],
+)
+def test_a_server_that_hangs_is_an_outage(
+    nats: Nats,
+    proxies: Proxies,
+    make_jetstream: MakeJetStream,
+    fail: Callable[[Proxy], None],
+    recover: Callable[[Proxy], None],
+):
     stream, proxy = nats.stream(), proxies.open(nats_port())
     publisher = make_jetstream(nats_url(port=proxy.port), timeout=1.2)
     assert publisher.prepare() == ""
-    proxy.go_silent()
-    error = only_error(publisher.publish([make_message(stream)] * 2), OutcomeKind.UNANSWERED)
+    fail(proxy)
+    # More than the buffers of the sockets take.
+    outcomes = publisher.publish([make_message(stream, b"1" * 500_000)] * 40)
+    error = only_error(outcomes, OutcomeKind.UNANSWERED)
     assert error == f"NATS at 127.0.0.1:{proxy.port} does not respond"
-    proxy.speak()
+    eventually(lambda: "outbox-nats-shop" not in {each.name for each in threading.enumerate()}, "its thread has ended")
+    recover(proxy)
     eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
 
 
-def test_a_server_that_reads_no_more_is_an_outage(make_jetstream: MakeJetStream):
-    with NatsServer() as server:
-        with Nats(server.url) as nats:
-            stream = nats.stream()
-            nats.keep_streams()
-        publisher = make_jetstream(server.url, timeout=6.0)
-        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
-        server.pause()
-        # More than the buffers of the sockets take.
-        outcomes = publisher.publish([make_message(stream, b"1" * 500_000)] * 40)
-        assert "does not respond" in only_error(outcomes, OutcomeKind.UNANSWERED)
-        server.resume()
-        eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
-
-
 def test_a_message_because_of_which_the_server_ends_the_connection_has_to_be_found(make_jetstream: MakeJetStream):
-    with NatsServer() as server:
-        with Nats(server.url) as nats:
-            stream = nats.stream()
-            nats.keep_streams()
+    with NatsServer() as server, Nats(server.url) as nats:
+        stream = nats.stream()
         publisher = make_jetstream(server.url)
         assert publisher.prepare() == ""
         # The publisher knows the limit that held when it connected.

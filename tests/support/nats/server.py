@@ -1,4 +1,4 @@
-"""Servers of NATS that tests start, stop and configure."""
+"""Servers of NATS that tests start and configure."""
 
 import shutil
 import signal
@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.support.freezing import freeze, thaw
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -30,7 +29,7 @@ class NatsServer:
         self._file = self._home / "nats.conf"
         self._head = f'listen: "127.0.0.1:{self.port}"\nserver_name: test\n{store}'
         self._file.write_text(self._head + config)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._log = self._home / "log"
 
     @property
     def url(self) -> str:
@@ -40,43 +39,19 @@ class NatsServer:
         return f"nats://{login}@127.0.0.1:{self.port}"
 
     def reload(self, config: str) -> None:
-        assert self._process is not None
-        log = self._home / "log"
-        count = log.read_text().count(RELOADED)
+        count = self._log.read_text().count(RELOADED)
         self._file.write_text(self._head + config)
         self._process.send_signal(signal.SIGHUP)
-        eventually(lambda: log.read_text().count(RELOADED) > count, "the server has reloaded its configuration")
-
-    def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
-        program = shutil.which(PROGRAM)
-        assert program, "nats-server is missing; on Debian and Ubuntu: apt-get install nats-server"
-        log = self._home / "log"
-        ready = "Server is ready"
-        started = log.read_text().count(ready) if log.exists() else 0
-        self._process = subprocess.Popen([program, "-c", str(self._file), "-l", str(log)])
-        eventually(lambda: log.exists() and log.read_text().count(ready) > started, "the server is ready")
-
-    def pause(self) -> None:
-        """Let it read and send nothing until `resume`, while its connections remain."""
-        assert self._process is not None
-        freeze(self._process)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        thaw(self._process)
-
-    def stop(self) -> None:
-        """End it at once, as a crash does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        eventually(lambda: self._log.read_text().count(RELOADED) > count, "the server has reloaded its configuration")
 
     def __enter__(self) -> "NatsServer":
-        self.start()
+        program = shutil.which(PROGRAM)
+        assert program, "nats-server is missing; on Debian and Ubuntu: apt-get install nats-server"
+        self._process = subprocess.Popen([program, "-c", str(self._file), "-l", str(self._log)])
+        eventually(lambda: self._log.exists() and "Server is ready" in self._log.read_text(), "the server is ready")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._process.kill()
+        self._process.wait()
         shutil.rmtree(self._home, ignore_errors=True)

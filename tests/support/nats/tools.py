@@ -28,12 +28,12 @@ TIMEOUT = 30.0
 """Seconds that a server has to do what a test asks for."""
 
 
-def nats_url(*, scheme: str = "nats", port: int | None = None, login: str = "") -> str:
+def nats_url(*, port: int | None = None, login: str = "") -> str:
     """Return the URL of the tests' server with changes; a port is that of a proxy on this machine."""
     parts = urlsplit(str(settings.NATS_URL))
     given, _, address = parts.netloc.rpartition("@")
     login = login or given
-    return f"{scheme}://{login}{'@' if login else ''}{address if port is None else f'127.0.0.1:{port}'}"
+    return f"nats://{login}{'@' if login else ''}{address if port is None else f'127.0.0.1:{port}'}"
 
 
 def nats_port() -> int:
@@ -78,10 +78,6 @@ class Nats:
         self._streams.append(name)
         self.run(lambda: self.js.add_stream(StreamConfig(name=name, **given)))
         return name
-
-    def keep_streams(self) -> None:
-        """Do not delete the streams that were created so far."""
-        self._streams.clear()
 
     def delete(self, stream: str) -> None:
         self.run(lambda: self.js.delete_stream(stream))
