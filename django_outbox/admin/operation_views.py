@@ -89,7 +89,6 @@ class OperationsAdmin(ReadOnly):
         return request.user.has_perm(PERMISSION)
 
     def edit_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
-        """Show the form that edits and requeues a failed message, or save it."""
         if not (self.has_view_permission(request) and self.has_edit_permission(request)):
             raise PermissionDenied
         messages_to_edit = OutboxMessage.objects.using(router.db_for_write(OutboxMessage))

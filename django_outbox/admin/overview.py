@@ -273,7 +273,6 @@ def find_databases() -> list[str]:
 
 
 def subject(publisher: str, type: str) -> str:
-    """Return what is paused or resumed, in words."""
     return _("%(publisher)s: %(type)s") % {"publisher": publisher, "type": type} if type else publisher
 
 

@@ -172,7 +172,6 @@ def advance(
 
 
 def _log(operation: Operation, group: Group, progress: Progress, user_id: Any) -> Progress:
-    """Write the entry of the operation, or update the number of messages in it."""
     text = with_reason(outcome(operation, progress.done, progress.done), progress.reason or "")
     if progress.entry is None:
         return replace(progress, entry=log(user_id, operation.log_flag, text, subject=str(group)))

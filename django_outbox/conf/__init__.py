@@ -279,7 +279,6 @@ setting_changed.connect(_forget_settings, dispatch_uid="django_outbox.conf")
 
 
 def parse_settings() -> tuple[OutboxSettings | None, list[SettingsProblem]]:
-    """Return the settings, or None if they are invalid, and all their problems."""
     return parse(getattr(django_settings, "OUTBOX", None))
 
 

@@ -78,5 +78,4 @@ def subject(publisher: str, type: str) -> str:
 
 
 def describe(publisher: str, type: str) -> str:
-    """Return what is paused, in words."""
     return f"the type {type!r} of the publisher {publisher!r}" if type else f"the publisher {publisher!r}"

@@ -116,7 +116,6 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
 
 
 def _announce(relay: Stoppable, number: int, timeout: float) -> None:
-    """Log that the relay is stopping, and how to stop it at once."""
     again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second signal stops at once"
     if count := relay.open_batches:
         logger.info(

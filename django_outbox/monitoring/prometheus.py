@@ -43,7 +43,6 @@ class Gauge:
 
 
 def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Status], float | None]) -> Gauge:
-    """Return a gauge of each publisher for which there is a value."""
 
     def read(reading: Reading) -> list[Sample]:
         found = [(each.alias, value(each, reading.status)) for each in reading.status.publishers]
@@ -176,7 +175,6 @@ class OutboxCollector(Collector):
 
 
 def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
-    """Return the figures as text, and its content type."""
     registry = CollectorRegistry()
     registry.register(OutboxCollector(databases))
     encode, content_type = choose_encoder(accept)

@@ -192,7 +192,6 @@ def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) ->
 
 
 def read_status(using: str) -> Status:
-    """Read the figures of an outbox from its database."""
     now = read_clock(using)
     failures = read_failures(using)
     reports = _read_relays(using, now)
@@ -308,7 +307,6 @@ def _describe_stream(
 
 
 def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
-    """Return the latest report of each relay, the newest first."""
     reports = Heartbeat.objects.using(using).filter(consumers__isnull=True).order_by("-seen_at")[:MAX_RELAYS]
     return tuple(_describe(each, now) for each in reports)
 
@@ -446,7 +444,6 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
 
 
 def read_heads(using: str, publisher: str) -> HeadFigures:
-    """Read the figures of a publisher's heads."""
     heads, complete = _list_heads(using, publisher)
     due_at = [head.available_at for head in heads if head.is_due and head.available_at]
     retrying = set(_find_retrying(using, heads))
@@ -578,7 +575,6 @@ def count_held(pause: Pause) -> Count:
 
 
 def read_queues(using: str, publishers: Iterable[str]) -> list[PublisherStatus]:
-    """Read the figures of the pending messages of some publishers."""
     store, now = get_store(connections[using]), read_clock(using)
     streams = find_streams(store)
     return [

@@ -218,7 +218,6 @@ def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
 
 
 def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> float:
-    """Return for how long messages have been due and none was delivered."""
     oldest = publisher.oldest_due or 0.0
     return min(oldest, max(_seconds_since(publisher.delivered_at, status), 0.0)) if publisher.delivered_at else oldest
 
@@ -251,7 +250,6 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
 
 
 def _explain_delay(publisher: PublisherStatus) -> tuple[Any, dict[str, Any]]:
-    """Explain why due messages are late although some are delivered."""
     values = {"age": duration(round(publisher.oldest_due or 0.0))}
     if not publisher.rate_limit:
         return _("Publisher %(publisher)r is %(age)s behind: %(due)s due."), values

@@ -208,5 +208,4 @@ def _ago(figures: Status, time: datetime.datetime) -> str:
 
 
 def _explain(using: str, error: ImproperlyConfigured | DatabaseError) -> str:
-    """Return why the figures could not be read."""
     return str(error) if isinstance(error, ImproperlyConfigured) else explain(using, error) or describe(error)
