@@ -94,7 +94,7 @@ class PublisherStatus:
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
         held: messages that wait for an operator, because their type is paused or because they were held themselves.
-        processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last 60 seconds: in the
+        processed_per_minute: messages that were delivered in the last 60 seconds: in the
             last six slots of 10 seconds up to the latest report of each relay.
         delivered_at: the time by which the last delivery was reported, to 10 seconds, or to a minute if it was more
             than 10 minutes ago; None if there was none in the last day.
@@ -122,7 +122,6 @@ class PublisherStatus:
     failed: Count = NONE
     blocking: Count = NONE
     processed_per_minute: int = 0
-    failed_per_minute: int = 0
     delivered_at: datetime.datetime | None = None
     rate_limit: float | None = None
     breaker: str = ""

@@ -110,11 +110,6 @@ GAUGES = (
         lambda p, _: p.processed_per_minute,
     ),
     _publisher_gauge(
-        "last_minute_failed_messages",
-        "Messages that failed in the last 60 seconds.",
-        lambda p, _: p.failed_per_minute,
-    ),
-    _publisher_gauge(
         "rate_limit",
         "Messages that all relays together may deliver in a second; absent without a RATE_LIMIT.",
         lambda p, _: p.rate_limit,

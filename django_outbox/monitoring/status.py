@@ -195,7 +195,7 @@ def read_status(using: str) -> Status:
     now = read_clock(using)
     failures = read_failures(using)
     reports = _read_relays(using, now)
-    processed, failed = _read_last_minute(using, now, reports)
+    processed = _read_last_minute(using, now, reports)
     delivered_at = _read_last_deliveries(using, now)
     pauses = defaultdict[str, list[Pause]](list)
     for pause in Pause.objects.using(using).order_by("publisher", "type"):
@@ -222,7 +222,6 @@ def read_status(using: str) -> Status:
             failed=failures.failed[alias],
             blocking=failures.blocking[alias],
             processed_per_minute=processed[alias],
-            failed_per_minute=failed[alias],
             delivered_at=delivered_at.get(alias),
             rate_limit=configured[alias].rate_limit if alias in configured else None,
             paused=next((each for each in paused if not each.type), None),
@@ -344,22 +343,19 @@ def _read_last_hour(using: str, now: datetime.datetime) -> tuple[PeriodCount, ..
     return tuple(PeriodCount(start, *counts.get(start, ())) for start in starts)
 
 
-def _read_last_minute(
-    using: str, now: datetime.datetime, reports: Sequence[RelayStatus]
-) -> tuple[Counter[str], Counter[str]]:
-    """Return how many messages were delivered, and how many failed, by publisher, in the last six slots of each relay.
+def _read_last_minute(using: str, now: datetime.datetime, reports: Sequence[RelayStatus]) -> Counter[str]:
+    """Return how many messages were delivered, by publisher, in the last six slots of each relay.
 
     A running relay has not always reported in the current slot yet.
     """
     current = floor(now, SLOT)
     newest = {report.name: max(floor(report.seen_at, SLOT), current - SLOT) for report in reports if report.alive}
     rows = DeliveryCount.objects.using(using).filter(seconds=SLOT.seconds, start__gte=current - MINUTE, start__lte=now)
-    totals = Counter[str](), Counter[str]()
-    for relay, publisher, start, *counts in rows.values_list("relay", "publisher", "start", "processed", "failed"):
+    total = Counter[str]()
+    for relay, publisher, start, processed in rows.values_list("relay", "publisher", "start", "processed"):
         if start > min(newest.get(relay, current), current) - MINUTE:
-            for total, count in zip(totals, counts, strict=True):
-                total[publisher] += count
-    return totals
+            total[publisher] += processed
+    return total
 
 
 def _read_last_deliveries(using: str, now: datetime.datetime) -> dict[str, datetime.datetime]:

@@ -34,7 +34,6 @@ OF_DEFAULT = {
     "blocked_keys": 2,
     "truncated_counts": 1,
     "last_minute_processed_messages": 1204,
-    "last_minute_failed_messages": 3,
     "rate_limit": 50,
     "outage_seconds": 3000,
     "relays": 2,

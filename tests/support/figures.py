@@ -43,7 +43,6 @@ TROUBLED = PublisherStatus(
     failed=Count(1138),
     blocking=Count(7),
     processed_per_minute=1204,
-    failed_per_minute=3,
     rate_limit=50.0,
     breaker="half-open",
     outage=OutageFigure(f"cannot connect to {SECRET}.example", NOW - datetime.timedelta(minutes=50)),
