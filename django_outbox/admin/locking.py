@@ -71,11 +71,6 @@ def lock_streamed(ids: Sequence[int], using: str, state: Status) -> list[Target]
     return targets
 
 
-def lock_settled(ids: Sequence[int], using: str, state: Status) -> list[Target]:
-    """Lock the messages among `ids` that are in this state, failed or processed, and return them."""
-    return read_targets(messages_with(ids, using).with_status(state).select_for_update())
-
-
 def lock_pending(ids: Sequence[int], using: str) -> list[Target]:
     """Lock the pending messages among `ids` that no relay is delivering, and return them."""
     messages: Any = messages_with(ids, using).pending()

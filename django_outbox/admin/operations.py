@@ -19,7 +19,6 @@ from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.locking import (
     Target,
     lock_pending,
-    lock_settled,
     lock_streamed,
     messages_with,
     read_streamed,
@@ -248,8 +247,10 @@ def change(operation: Operation, ids: Sequence[int], using: str, *, by: str, rea
     """
     # First those of streams: from there, a relay moves messages to the table.
     targets = lock_streamed(ids, using, operation.state) if operation in OF_STREAMS else []
-    is_pending = operation.state is Status.PENDING
-    targets += lock_pending(ids, using) if is_pending else lock_settled(ids, using, operation.state)
+    if operation.state is Status.PENDING:
+        targets += lock_pending(ids, using)
+    else:
+        targets += read_targets(messages_with(ids, using).with_status(operation.state).select_for_update())
     locked = messages_with([target.id for target in targets], using)
     return Applied(targets, operation.run(locked, by, reason) if targets else 0)
 

@@ -152,11 +152,10 @@ MIN_BAR = 2.0
 """Height of the smallest bar, in percent of the chart: a single failure is visible in front of thousands delivered."""
 
 
-def draw(periods: Sequence[PeriodCount]) -> dict[str, Any] | None:
+def draw(periods: Sequence[PeriodCount]) -> dict[str, Any]:
     """Return the chart: its periods with the heights of their two bars on one scale, in percent, and its figures."""
-    if not periods:
-        return None
-    most, most_failed = max(period.processed for period in periods), max(period.failed for period in periods)
+    most = max((period.processed for period in periods), default=0)
+    most_failed = max((period.failed for period in periods), default=0)
     top = max(most, most_failed, 1)
     return {
         "bars": [(each, _height(each.processed, top), _height(each.failed, top)) for each in periods],

@@ -338,10 +338,8 @@ class TestText:
     def test_a_single_failure_in_front_of_thousands_of_deliveries_is_visible_on_their_scale(self):
         periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=50_000)]
         chart = overview_page.draw(periods)
-        assert chart is not None
         assert [heights for _, *heights in chart["bars"]] == [[100.0, 0.0], [0.0, overview_page.MIN_BAR], [0.0, 50.0]]
         assert (chart["delivered"], chart["failed"]) == ("100,000", "50,001")
-        assert overview_page.draw([]) is None
 
     def test_a_publisher_has_the_state_of_its_verdict_or_else_of_its_relays(self):
         publishers = {
