@@ -28,7 +28,6 @@ from django_outbox.admin.listing import (
     pending_publisher,
     state_of,
 )
-from django_outbox.brokers.consumer import id_of
 from django_outbox.conf import get_settings
 from django_outbox.models import Status
 from django_outbox.monitoring import status
@@ -91,20 +90,6 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         records: Any = self.object_list
         count: int = records[:LIMIT].count()
         return count
-
-
-class RecordAdmin(ReadOnly):
-    """Lists the records of messages, and finds one by the ID of its message. It counts no table."""
-
-    sortable_by = ()
-    search_fields = ("message_id",)
-    show_full_result_count = False
-    paginator = BoundedPaginator
-
-    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        """Return the record with this ID; Django would look for parts of IDs, which reads the whole table."""
-        term = search_term.strip()
-        return queryset.filter(message_id=str(id_of(term))) if term else queryset, False
 
 
 class MessageList(ChangeList):
