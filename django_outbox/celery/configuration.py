@@ -1,6 +1,6 @@
 """Errors in the settings of Celery apps with tasks that use the outbox."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 
@@ -43,15 +43,16 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
                 f"{name} uses the publisher {alias!r}, which is not a CeleryPublisher in OUTBOX['PUBLISHERS'].",
                 f"Add one: {alias!r}: {ENTRY}. Or set outbox_publisher of the task or the app to one that exists.",
             )
-    for app in apps:
-        module, name = _find_late_import(app, by_path)
-        if module:
+    for path, app in by_path.items():
+        module, _, name = path.replace(":", ".").rpartition(".")
+        if issubclass(app.Task, OutboxTask) and module in late_modules:
             yield SettingsProblem(
                 "W031",
                 f"Nothing imports the Celery app {app.main!r} when Django starts, so in web processes its shared tasks "
                 "belong to Celery's default app and bypass the outbox.",
                 f"Write in the __init__.py of the project: from {module} import {name}",
             )
+    for app in apps:
         yield from _find_bypassing_tasks(app)
     for app in apps if users else ():
         if str(app.conf.result_backend or "").startswith("rpc"):
@@ -99,16 +100,6 @@ def _find_apps(paths: Sequence[str]) -> dict[str, Celery]:
         with suppress(ImproperlyConfigured):
             found[path] = find_app(path)
     return found
-
-
-def _find_late_import(app: Celery, by_path: Mapping[str, Celery]) -> tuple[str, str]:
-    """Return the module and the variable of an app that only a publisher has imported; empty if there is none."""
-    if issubclass(app.Task, OutboxTask):
-        for path, found in by_path.items():
-            module, _, name = path.replace(":", ".").rpartition(".")
-            if module in late_modules and found is app:
-                return module, name
-    return "", ""
 
 
 def _find_aliases(app: Celery) -> Iterator[tuple[str, str]]:
