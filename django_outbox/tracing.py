@@ -100,7 +100,6 @@ def traced(messages: "Sequence[OutboxMessage]", *, many: bool = False) -> Abstra
 
 @contextmanager
 def traced_handling(message: Message) -> Iterator[None]:
-    """Call a message's handler in the trace of the message."""
     with ExitStack() as stack:
         for tracer in tracers:
             _enter(stack, partial(tracer.handling, message))
@@ -108,7 +107,6 @@ def traced_handling(message: Message) -> Iterator[None]:
 
 
 def trace_published(batch: PublishedBatch) -> None:
-    """Let each tracer record a batch."""
     for tracer in tracers:
         try:
             tracer.published(batch)

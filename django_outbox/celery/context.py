@@ -44,8 +44,6 @@ def sending_directly() -> Iterator[None]:
 
 
 class TaskId(NamedTuple):
-    """The ID of a call."""
-
     text: str
     is_new: bool = False
     """Whether it was made for this call, so that no other call has it."""

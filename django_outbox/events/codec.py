@@ -1,4 +1,4 @@
-"""Convert the instances of a class to JSON and back with pydantic, which only this module imports."""
+"""Convert dataclasses, pydantic models and TypedDicts to JSON and back with pydantic; only this module imports it."""
 
 import dataclasses
 import datetime
@@ -36,8 +36,6 @@ KEPT = {str, int, float, bool, type(None), Decimal, datetime.date, datetime.time
 
 
 class Codec:
-    """Encodes and decodes the instances of a dataclass, pydantic model or TypedDict as JSON objects."""
-
     def __init__(self, cls: type) -> None:
         if not isinstance(cls, type):
             raise TypeError(f"{cls!r} is not a class. Write @event above a class.")

@@ -114,8 +114,6 @@ class Inbox:
 
 
 class ConsumerReports:
-    """Reads the states and the recent counts of the consumers of an inbox."""
-
     def __init__(self, state: InboxState, consumers: Sequence[Consumer]) -> None:
         self._state = state
         self._consumers = consumers

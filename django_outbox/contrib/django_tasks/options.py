@@ -27,8 +27,6 @@ ENTRY = '"handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}'
 
 
 class BackendOptions(NamedTuple):
-    """The alias of an `OutboxBackend` in `TASKS`, and its `OPTIONS`."""
-
     alias: str
     values: Mapping[str, Any]
 
