@@ -164,26 +164,29 @@ def test_a_tenant_with_many_messages_does_not_delay_the_others_more_and_more(man
 RELAY = """
 import threading
 import time
+from dataclasses import replace
 from unittest import mock
-from django.test import override_settings
-from django_outbox.exceptions import OutboxError
 from django_outbox.relay import Relay
-from django_outbox.relay.delivery import Delivery
-from django_outbox.relay.rate_limits import RateLimiter
+from django_outbox.relay.limits import LIMITS
 
-def run_until(condition):
+def run_until(condition, **limits):
     def stop():
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.05)
         relay.stop()
 
-    with Relay() as relay:
+    with Relay(limits=replace(LIMITS, **limits)) as relay:
         threading.Thread(target=stop).start()
         relay.run_for_tenants()
 """
 
 CRASHING = f"""{RELAY}
+from django.test import override_settings
+from django_outbox.exceptions import OutboxError
+from django_outbox.relay.delivery import Delivery
+from django_outbox.relay.rate_limits import RateLimiter
+
 released, run, release = [], Delivery.run, RateLimiter.release
 
 def crash(delivery, limit, **options):
@@ -212,28 +215,41 @@ def test_a_worker_that_crashes_gives_back_what_it_has_reserved(manage: Project, 
     assert manage.do(CRASHING.replace("ERROR", error)).endswith("released 9\n")
 
 
-PURGE = """
-import threading
-import time
-from dataclasses import replace
+OUTAGE = f"""{RELAY}
+import logging
+from django.db import OperationalError, connections
+
+refused, lines, handler = [], [], logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("django_outbox").addHandler(handler)
+wrapper = type(connections["default"])
+connect = wrapper.get_new_connection
+
+def refuse(connection, parameters):
+    if threading.current_thread().name == "outbox-reports":
+        refused.append(parameters)
+        raise OperationalError("too many connections")
+    return connect(connection, parameters)
+
+with mock.patch.object(wrapper, "get_new_connection", refuse):
+    run_until(lambda: len(refused) > 3, report_pace=0.005)
+print("refused", len(refused) > 3, sum("report could not be written" in line for line in lines))
+"""
+
+
+def test_an_outage_is_not_logged_again_for_the_report_of_each_schema(manage: Project):
+    assert manage.do(OUTAGE).endswith("refused True 0\n")
+
+
+PURGE = f"""{RELAY}
 from django_outbox import OutboxMessage
-from django_outbox.relay import Relay
-from django_outbox.relay.limits import LIMITS
 from django_tenants.utils import schema_context
 
 def left(schema):
     with schema_context(schema):
         return OutboxMessage.objects.count()
 
-def stop_when_purged():
-    deadline = time.monotonic() + 60
-    while (left("t1") or left("t2")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    relay.stop()
-
-with Relay(limits=replace(LIMITS, purge_interval=0.1)) as relay:
-    threading.Thread(target=stop_when_purged).start()
-    relay.run_for_tenants()
+run_until(lambda: not left("t1") and not left("t2"), purge_interval=0.1)
 """
 
 
