@@ -1,10 +1,6 @@
 """How the JetStream publisher logs in: users, credentials, permissions and TLS."""
 
 import logging
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import nkeys
@@ -13,8 +9,9 @@ import pytest
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.nats.server import NatsServer
-from tests.support.nats.tools import MakeJetStream, Nats
+from tests.support.nats.tools import MakeJetStream, Nats, nats_port
 from tests.support.outcomes import only_error
+from tests.support.proxies import Proxies
 
 pytest_plugins = ["tests.support.nats.fixtures", "tests.support.tls_fixtures"]
 
@@ -29,19 +26,20 @@ def test_user_and_password_may_have_special_characters(
     assert publisher.publish([make_message(stream)]) == [ACCEPTED]
 
 
-def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, tmp_path: Path):
-    file, sent = tmp_path / "user.creds", list[bytes]()
-    seed = nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER).decode()
+def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, proxies: Proxies, tmp_path: Path):
+    file = tmp_path / "user.creds"
+    seed = nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER)
     file.write_text(
         "-----BEGIN NATS USER JWT-----\nits.own.jwt\n------END NATS USER JWT------\n\n"
-        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
     )
-    greeting = b'INFO {"headers":true,"max_payload":1048576,"auth_required":true,"nonce":"abc"}\r\n'
-    with greeting_server(greeting, sent) as port:
-        publisher = make_jetstream(f"nats://127.0.0.1:{port}", credentials=str(file), timeout=1.0)
-        assert "no response in time" in publisher.prepare()
-    assert b'"jwt": "its.own.jwt"' in b"".join(sent)
-    assert b'"sig": ' in b"".join(sent)
+    # A server that knows keys sends something to sign; it accepts a JWT only if it has an operator.
+    with NatsServer(f"authorization {{ users: [{{ nkey: {nkeys.from_seed(seed).public_key.decode()} }}] }}") as server:
+        proxy = proxies.open(server.port)
+        publisher = make_jetstream(f"nats://127.0.0.1:{proxy.port}", credentials=str(file))
+        assert "Authorization Violation" in publisher.prepare()
+        assert b'"jwt": "its.own.jwt"' in proxy.beginning
+        assert b'"sig": ' in proxy.beginning
     # It is read for each connection.
     file.write_text("no credentials")
     assert "is not a .creds file" in publisher.prepare()
@@ -97,27 +95,8 @@ def test_a_server_that_asks_for_a_certificate_is_used_only_if_its_own_is_trusted
         assert "check cafile in the option ssl" in error
 
 
-def test_a_url_with_tls_never_connects_without_it(make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture):
-    sent: list[bytes] = []
-    with greeting_server(b'INFO {"headers":true,"max_payload":1048576,"auth_required":true}\r\n', sent) as port:
-        error = make_jetstream(f"tls://outbox:s3cret@127.0.0.1:{port}").prepare()
+def test_a_url_with_tls_never_connects_without_it(make_jetstream: MakeJetStream, proxies: Proxies):
+    proxy = proxies.open(nats_port())
+    error = make_jetstream(f"tls://outbox:s3cret@127.0.0.1:{proxy.port}").prepare()
     assert "the server offers no TLS: use nats:// in servers, or configure TLS on the server" in error
-    assert b"".join(sent) == b""
-
-
-@contextmanager
-def greeting_server(greeting: bytes, received: list[bytes]) -> Iterator[int]:
-    """Serve one connection, which is greeted, and keep what it sends. Yield the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(greeting)
-                while data := connection.recv(65_536):
-                    received.append(data)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join(60)
+    assert proxy.beginning == b""

@@ -106,7 +106,6 @@ def test_a_payload_beyond_the_limit_of_the_server_is_rejected_alone(server):
     ("error", "verdict"),
     [
         ("LOADING Redis is loading the dataset in memory", OutcomeKind.UNANSWERED),
-        ("READONLY You can't write against a read only replica.", OutcomeKind.UNANSWERED),
         ("MOVED 3999 127.0.0.1:6381", OutcomeKind.UNANSWERED),
         ("ERR max number of clients reached", OutcomeKind.UNANSWERED),
         ("ERR unknown command 'XADD', with args beginning with: 's'", OutcomeKind.UNANSWERED),

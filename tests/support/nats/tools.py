@@ -110,11 +110,8 @@ class Nats:
         self._read[stream] = state.last_seq
 
         async def read() -> list[Stored]:
-            found: list[Stored] = []
             numbers = range(max(first, state.first_seq), state.last_seq + 1)
-            for start in range(0, len(numbers), 200):
-                found += await asyncio.gather(*(self._get(stream, number) for number in numbers[start : start + 200]))
-            return found
+            return await asyncio.gather(*(self._get(stream, number) for number in numbers))
 
         return self.run(read)
 
