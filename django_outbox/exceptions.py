@@ -76,9 +76,9 @@ class UnknownEvent(OutboxError, LookupError):
 
 
 class RelayUnavailable(OutboxError):
-    """A drain gave up because the broker or the database is unavailable.
+    """A drain, a single batch or an idle inbox gave up because the broker or the database is unavailable.
 
-    The remaining messages are still pending, or, if an inbox was drained, still in the queue.
+    The remaining messages are still pending, or, in the case of an inbox, still in the queue.
     """
 
 
@@ -95,7 +95,7 @@ class TransactionTimeout(OutboxError):
 
 
 class HandlerTimeout(OutboxError, TimeoutError):
-    """A handler took longer than its time limit. What it wrote is rolled back, and its message is retried."""
+    """A handler took longer than its time limit. Its transaction is rolled back, and its message is retried."""
 
 
 class Reject(OutboxError):

@@ -101,5 +101,5 @@ def cause_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number. True and False are none, although they are integers in Python."""
+    """Return whether a value is a number. True and False do not count, although they are integers in Python."""
     return isinstance(value, int | float) and not isinstance(value, bool)

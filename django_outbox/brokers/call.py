@@ -90,7 +90,7 @@ class PendingCall(EncodedCall[M, E]):
             self.set_outcome(index, outcome)
 
     def refuse(self, error: str, cause: BaseException, *, permanent: bool = True) -> None:
-        """Record that the broker refused one of the messages without an outcome, and read no further ones."""
+        """Record that the broker refused one of the messages without an outcome, and ignore further responses."""
         if self.missing == 1:
             refused = rejected if permanent else retry_later
             self.set_missing(refused(error, error_class=self._error_class, cause=cause))

@@ -23,13 +23,12 @@ class ConnectionThread(abc.ABC):
     def __init__(self, alias: str, broker: str) -> None:
         self.error = ""
         self._owner = f"{self.kind.capitalize()} {alias!r}"
-        # Set when the connection can be used, or has ended.
-        self._is_settled = threading.Event()
+        self._is_ready_or_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"outbox-{broker}-{alias}", daemon=True)
 
     def wait_until_ready(self) -> str:
         """Wait until it can be used or has failed. Return the reason if it failed, and otherwise an empty string."""
-        self._is_settled.wait()
+        self._is_ready_or_ended.wait()
         return self.error
 
     def open(self) -> None:
@@ -45,7 +44,7 @@ class ConnectionThread(abc.ABC):
         if not self.error:
             self.error = error
             self._release(error)
-            self._is_settled.set()
+            self._is_ready_or_ended.set()
 
     @abc.abstractmethod
     def _release(self, error: str) -> None:

@@ -112,7 +112,7 @@ def _read_refusal(error: BaseException, count: int) -> list[Outcome | None]:
 
 
 def _ask(question: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
-    """Return a publisher's answer, or `otherwise` of its exception. Raise only the user's Ctrl-C."""
+    """Return a publisher's answer, or the result of `otherwise` for its exception. Raise only the user's Ctrl-C."""
     try:
         return question()
     except BaseException as error:

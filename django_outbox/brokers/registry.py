@@ -72,8 +72,8 @@ def construct(
 ) -> Any:
     """Construct a publisher or a consumer from its entry in the settings, which is at `where`.
 
-    The `check_ids` are of the SettingsProblem of a class that cannot be imported, is not a subclass of `base`, or
-    refuses its options.
+    The `check_ids` are those of the SettingsProblem for a class that cannot be imported, is not a subclass of `base`,
+    or refuses its options.
     """
     try:
         backend = import_string(config.backend)

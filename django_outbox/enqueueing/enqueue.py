@@ -30,7 +30,7 @@ from django_outbox.enqueueing.validation import (
 from django_outbox.enqueueing.writing import (
     chunked,
     insert_many,
-    is_due,
+    is_due_at_once,
     mark_streamed,
     notify_after_commit,
     route,
@@ -90,10 +90,10 @@ def enqueue(
             `OUTBOX["LOCK_KEYS"]`.
 
     Raises:
-        TransactionRequired: no transaction is open on that database.
+        TransactionRequired: no transaction is open on that database, and `require_transaction` is True.
         InvalidMessage: an argument is invalid. The error names the field, the path within it and the limit. Nothing was
             written, and the transaction can continue.
-        InvalidEvent: the event does not match its class. Nothing was written, either.
+        InvalidEvent: the event does not match its class. Again, nothing was written.
         SynchronousOnlyOperation: it was called in async code, where Django has no transactions.
     """
     if not isinstance(type, str):
@@ -190,10 +190,10 @@ def enqueue_many(
         The same instances, and new ones for events. Their `id` is not filled in, because a skipped message has no row.
 
     Raises:
-        TransactionRequired: no transaction is open on that database.
+        TransactionRequired: no transaction is open on that database, and `require_transaction` is True.
         InvalidMessage: a message is invalid, for example `messages[3].payload["id"]`. Nothing was written, and the
             transaction can continue.
-        InvalidEvent: an event does not match its class. Nothing was written, either.
+        InvalidEvent: an event does not match its class. Again, nothing was written.
         SynchronousOnlyOperation: it was called in async code.
     """
     batch = [_as_message(each, position) for position, each in enumerate(messages)]
@@ -247,7 +247,7 @@ def _insert_many(rows: list[OutboxMessage], checked: list[Json], store: Store, k
         for chunk in chunked([*zip(rows, checked, strict=True)], [each.size for each in checked]):
             messages = [message for message, _ in chunk]
             insert_many(messages, [each.text for _, each in chunk], store)
-        if due := {message.publisher for message in rows if is_due(message)}:
+        if due := {message.publisher for message in rows if is_due_at_once(message)}:
             notify_after_commit(store, due)
 
 

@@ -98,7 +98,7 @@ def new_row(message: OutboxMessage | NewMessage, payload: str, store: Store) -> 
         "publisher": message.publisher,
         "occurred_at": adapt(message.occurred_at),
         "available_at": adapt(message.available_at),
-        "streamed": is_streamed(message.publisher, store) and is_due(message),
+        "streamed": is_streamed(message.publisher, store) and is_due_at_once(message),
     }
 
 
@@ -149,7 +149,7 @@ def _refuse_other(found: OutboxMessage, message: OutboxMessage) -> None:
 
 def _write_once(messages: Sequence[OutboxMessage], payload: str, store: Store) -> OutboxMessage:
     using, first = store.connection.alias, messages[0]
-    if isinstance(first.available_at, Combinable) and not is_due(first):
+    if isinstance(first.available_at, Combinable) and not is_due_at_once(first):
         for message in messages:
             message.available_at = read_clock(using, first.available_at)
     rows = OutboxMessage.objects.using(using).filter(message_id=first.message_id, publisher=first.publisher)
@@ -184,15 +184,15 @@ def route(message: OutboxMessage) -> list[OutboxMessage]:
     return messages
 
 
-def is_due(message: OutboxMessage | NewMessage) -> bool:
+def is_due_at_once(message: OutboxMessage | NewMessage) -> bool:
     time: object = message.available_at
     return time is None or isinstance(time, DatabaseDefault)
 
 
 def mark_streamed(messages: Iterable[OutboxMessage], store: Store) -> None:
-    """Mark messages that are due at once as streamed, by no `available_at`, if their publishers have a stream."""
+    """Mark messages that are due at once as streamed, by clearing `available_at`, if their publishers have a stream."""
     for message in messages:
-        if is_streamed(message.publisher, store) and is_due(message):
+        if is_streamed(message.publisher, store) and is_due_at_once(message):
             message.available_at = None
 
 

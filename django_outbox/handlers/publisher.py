@@ -129,16 +129,16 @@ class HandlersPublisher(Publisher):
     def handle(self, message: Message, using: str) -> Outcome:
         """Call the handler of a message, or split the message if its type has several; return the outcome.
 
-        Unless it is `ACCEPTED`, the relay rolls back what was written in the transaction. An exception is a deferred
-        message.
+        Unless it is `ACCEPTED`, the relay rolls back what was written in the transaction. If it raises, the message is
+        deferred.
         """
-        found, restored = _find(message)
+        found, original = _find(message)
         if found is not None:
-            outcome = self._call(found, restored, using)
+            outcome = self._call(found, original, using)
             if outcome is ACCEPTED and self.in_transaction and found.finisher is not None:
-                found.finisher(restored, using)
+                found.finisher(original, using)
             return outcome
-        if restored is not message:
+        if original is not message:
             return _no_handler(message, message.topic)
         if several := registry.for_type(message.type):
             split(message, several, publisher=self.alias, using=using)
@@ -151,21 +151,21 @@ class HandlersPublisher(Publisher):
         return None if found is None else found.retry
 
     def record_success(self, message: Message, using: str) -> None:
-        """Call the finisher of the handler of an accepted message, if there is one and `in_transaction` is False."""
-        found, restored = _find(message)
+        """Call the finisher of the handler of an accepted message, if it has one; not if `in_transaction`."""
+        found, original = _find(message)
         if found is not None and found.finisher is not None:
-            found.finisher(restored, using)
+            found.finisher(original, using)
 
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         """Call the fallback of the handler in which a message failed, if there is one; return the final outcome."""
-        found, restored = _find(message)
+        found, original = _find(message)
         # A handler that was not run has refused nothing, and will be run after a deployment.
         if found is None or found.fallback_function is None or outcome.error_kind in (NOT_RUN, INVALID_EVENT):
             return outcome
         error = outcome.cause or RuntimeError(outcome.error)
-        restored = restored._replace(attempts=message.attempts + 1)
+        original = original._replace(attempts=message.attempts + 1)
         try:
-            self._run(found, found.fallback_function, decode_message(restored), restored, error, using=using)
+            self._run(found, found.fallback_function, decode_message(original), original, error, using=using)
         except BaseException as second:
             raise_interrupt(second)
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
@@ -179,9 +179,9 @@ class HandlersPublisher(Publisher):
             message: the message; its `attempts` do not count this one.
             final: whether the message fails; otherwise it is retried.
         """
-        found, restored = _find(message)
+        found, original = _find(message)
         if found is not None and found.recorder is not None:
-            found.recorder(decode_message(restored), restored, outcome, final, using)
+            found.recorder(decode_message(original), original, outcome, final, using)
 
     def _call(self, found: AnyHandler, message: Message, using: str) -> Outcome:
         try:

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_NAME_LENGTH = 150
-"""Maximum bytes of a handler's name in UTF-8: it is part of the key of a message of several handlers."""
+"""Maximum bytes of a handler's name in UTF-8: it is part of the key of a message that was split among handlers."""
 
 MAX_TIME_LIMIT = 86_400
 """Maximum time limit in seconds."""
@@ -76,8 +76,8 @@ class Handler(Generic[P, R]):
         """Register a function that is called when a message fails in this handler; a decorator.
 
         It is called with the event or payload, the message, whose `attempts` then counts all attempts, and the
-        exception of the last one. It runs in the same transaction, too. If it returns, the message is processed. If it
-        raises, the message fails, with both errors.
+        exception of the last one. It runs in a transaction if the handler does. If it returns, the message is
+        processed. If it raises, the message fails, with both errors.
         """
         self.fallback_function = function
         return function
@@ -186,10 +186,10 @@ def handler(
     """Register a function that handles messages of one or several types; a decorator.
 
     The function is called as `function(event, message)`, with the event if the type is registered with `@event`,
-    otherwise the decoded payload, and the `django_outbox.messages.Message`. If it raises an exception, what it wrote is
-    rolled back and the message is retried. It may raise `Reject` or `RetryLater`, or return an outcome:
-    `retry_later(...)`, `set_aside(...)` or `rejected(...)`. If it returns a coroutine, as an `async def` does, that is
-    awaited.
+    otherwise the decoded payload, and the `django_outbox.messages.Message`. If it raises an exception, what it wrote in
+    the transaction is rolled back and the message is retried. It may raise `Reject` or `RetryLater`, or return an
+    outcome: `retry_later(...)`, `set_aside(...)` or `rejected(...)`. If it returns a coroutine, as an `async def` does,
+    that is awaited.
 
     Args:
         types: the types of messages, such as `order.created`, or event classes; at least one.

@@ -83,6 +83,13 @@ class Received:
 
 @dataclass(slots=True)
 class InboxTally:
+    """Counts of messages by result: `received` is the sum of stored, known, dropped and rejected ones.
+
+    Attributes:
+        stored: includes those that were stored as failed.
+        invalid: those that were stored as failed, or rejected.
+    """
+
     received: int = 0
     stored: int = 0
     known: int = 0
@@ -260,7 +267,10 @@ class InboxWriter:
                 self._insert([refused])
 
     def _attempt(self, work: Callable[[], T]) -> T:
-        """Return the result of a function. Raise `Unstorable` for an error that content causes in it."""
+        """Return the result of a function. Raise `Unstorable` for an error that content causes.
+
+        To find that out, it may be called a second time.
+        """
         try:
             return work()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT for a command that runs a relay: the process ends in time, whatever hangs."""
+"""SIGTERM and SIGINT for a command that runs a relay or an inbox: the process ends in time, whatever hangs."""
 
 import os
 import signal
@@ -67,7 +67,8 @@ class StopSignals:
             self.forget()
             self._writer.close()
 
-    def stop(self, relay: Stoppable) -> None:
+    def watch_for(self, relay: Stoppable) -> None:
+        """Stop it when a signal comes, or at once if one has come already."""
         self._relay = relay
         if self.received:
             relay.stop()

@@ -102,10 +102,10 @@ class PublisherStatus:
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
             or `crashed` if a worker crashed lately; empty if no relay serves it. If only some relays cannot reach the
             broker, the others count.
-        outage: why no relay can reach the broker, or why a worker crashed; None if neither is so.
+        outage: why no relay can reach the broker, or why a worker crashed; None if neither applies.
         refused: why the database refuses every new state of one of its messages; empty if it does not.
         relays: number of running relays that serve it.
-        drains: number of drains, or single batches, of it that ended lately. They are no relays.
+        drains: number of drains, or single batches, of it that ended lately. They do not count as relays.
         last_drain: the time at which the last of them ended.
         last_drain_outage: why that one could not deliver; empty if it could.
     """
@@ -224,7 +224,7 @@ RUNNING, STOPPED, NOT_SEEN = RELAY_STATES = (
 so it is always stopped."""
 
 MAX_SILENCE = 600.0
-"""Seconds after its last report after which a relay that is not seen is a warning no more: it was probably replaced."""
+"""Seconds after the last report of a relay until its silence is no longer a warning: it was probably replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class ConsumerStatus:
             `paused` (because of the backlog) or `reading`; `not_read` if no inbox was seen lately.
         inboxes: number of processes that read it and were seen lately.
         received, stored, known, invalid, dropped, rejected: counts of messages in the last minute, by result.
-        outage: why the broker is unavailable, or the reader crashed; None if neither is so.
+        outage: why the broker is unavailable, or the reader crashed; None if neither applies.
         stopped: whether the inbox that reported last has ended in order.
     """
 

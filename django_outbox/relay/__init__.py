@@ -1,11 +1,11 @@
 """The relay: it claims messages, publishes and settles them.
 
-A message meets these modules, in this order:
+A message meets these modules:
 
 - `relay`: publishers and threads; `worker`: the loop of a thread, which decides when a batch is delivered
 - `delivery`: one batch, within the limits of `rate_limits` and of the budget in `state`
 - `sending`: messages go to a broker in waves; if the publisher raises, `isolation` finds the culprits
-- `handling`: the same for a publisher that calls handlers, `transactional` or `leased`, in `savepoints`
+- `handling`: the same for a publisher that calls handlers, `transactional`, in `savepoints`, or `leased`
 - `batch`: claim, copy `dead_letters`, settle; the `recorder` is called after each phase
 - `decisions`: the new state of each message
 - `sources`: where messages are claimed, and where their new states are written

@@ -83,7 +83,7 @@ class Breaker:
         return Permit(min(wanted, self.limits.trial_size), self._openings, self.unsettled)
 
     def note_answer(self, permit: Permit) -> None:
-        """Close, because the broker answered for a message of the batch: whatever the outcome is, it is available."""
+        """Close, because the broker answered, for a message or to `prepare`: whatever its answer, it is available."""
         if permit.opening == self._openings:
             self.state = State.CLOSED
             self.consecutive_outages = 0

@@ -23,6 +23,7 @@ class Decisions(NamedTuple):
     Args:
         outcomes: one per message, in the order of the batch.
         settlement: the new states. Unanswered and blocked messages are not in it: they go back as they were.
+        failed: the messages that fail for good, with their outcomes.
     """
 
     outcomes: list[Outcome]

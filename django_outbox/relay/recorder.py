@@ -146,7 +146,7 @@ class Recurrence:
 
 
 class FailureLog:
-    """The log of messages that failed or will be retried: at first at once, then one line a minute for each cause.
+    """The log of messages that failed or will be retried: the first immediately, then one line a minute for each cause.
 
     The workers of a relay share it. `remind` writes what came since.
     """

@@ -20,7 +20,7 @@ from django_outbox.utils.process import name_process
 from django_outbox.utils.text import MAX_IDS, counted, some_ids
 
 KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=10), MINUTE: datetime.timedelta(hours=25)}
-"""Age up to which counts are kept, by period: for 10 minutes, the time since the last delivery is shown in seconds."""
+"""Age up to which counts are kept, by period. Seconds since the last delivery can be shown for 10 minutes."""
 
 
 def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:

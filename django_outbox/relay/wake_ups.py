@@ -27,7 +27,7 @@ class WakeUps:
         self._polled_at: dict[str, float] = {}
 
     def wake(self, names: Iterable[str]) -> None:
-        """Wake one worker for each name, which mostly is a publisher: one that waits, or else the next to wait."""
+        """Wake one worker for each name, usually a publisher: one that waits, or else the next to wait."""
         names = set(names)
         with self._service.changed:
             if not names <= self._awake:

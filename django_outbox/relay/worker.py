@@ -28,7 +28,7 @@ class Attempt(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether to wait for `Worker.idle_wait` until the next one, unless there is a reason to go on."""
+        """Whether to wait for `Worker.idle_wait`, not for `wait`, until the next one."""
         return self.found_nothing or self.caught_up
 
 
@@ -95,7 +95,7 @@ class Worker:
         return Attempt(result.wait, result.found_nothing, caught_up)
 
     def idle_wait(self) -> float:
-        """Return the seconds to wait after a claim that found nothing: longer and longer while nothing is due."""
+        """Return the seconds to wait after an attempt that is idle: longer and longer while nothing is due."""
         if self.source.lags and not self.source.caught_up:
             return 0.0
         doublings = min(self._empty_claims - 1, 16)

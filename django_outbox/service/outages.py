@@ -1,4 +1,4 @@
-"""Outages: each one is logged when it begins and when it ends, no matter how many attempts there are."""
+"""Outages: each is logged when it begins, when it ends and once a minute, no matter how many attempts there are."""
 
 import datetime
 import math

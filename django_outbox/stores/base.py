@@ -45,7 +45,7 @@ SKIPPED = "a trigger or a policy skips changes without an error:"
 """Why messages have no new state although they are still pending."""
 
 
-# A stretch of the index of the partitions, from which alone it is read. `late` is 1 for a message that is not due.
+# A stretch of the index of the partitions; the table itself is not read. `late` is 1 for a message that is not due.
 STRETCH = """(
     SELECT {{table}}.partition AS number, id, CASE WHEN available_at <= {now} THEN 0 ELSE 1 END AS late
     FROM {{table}} {partitions}

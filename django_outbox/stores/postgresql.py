@@ -249,7 +249,7 @@ FROM ({OWN_HEADS % (0, NONE_SPARED, "$1", LAST_PARTITION, "$1", FEW, FEW)}) head
 PREPARED = "prepared"
 """The mark of a claim of few messages, whose session has the statements that settle it."""
 
-# The number of a process is used again.
+# The number of a process may be reused.
 BACKEND_START = "SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())"
 
 # Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch

@@ -64,7 +64,7 @@ class NewRow(TypedDict):
 NONE: Set[int] = frozenset()
 
 Backend = tuple[int, Any]
-"""A process of the database server. Its number is used again, so its start is added where it may be another one."""
+"""A process of the database server. Its number may be reused, so its start is added where that matters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class NatsConnection(ConnectionThread):
     async def _main(self) -> None:
         try:
             await self._opening
-            self._is_settled.set()
+            self._is_ready_or_ended.set()
             await self._work()
         except NotUsable as error:
             self._end(str(error))

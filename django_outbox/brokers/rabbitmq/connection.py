@@ -74,13 +74,13 @@ class RabbitMQConnection(ConnectionThread):
         """Open a channel, and call `_note_ready` when it can be used. Until then, another node may be tried."""
 
     def _note_ready(self, text: str) -> None:
-        self._is_settled.set()
+        self._is_ready_or_ended.set()
         self._log(logging.INFO, text, event="broker.connected")
 
     def _on_open_error(self, _connection: pika.SelectConnection, error: BaseException) -> None:
         reason = explain(error)
         self._note_failure(NO_RESPONSE if self._has_timed_out else reason)
-        if self._untried_hosts and not self._is_settled.is_set():
+        if self._untried_hosts and not self._is_ready_or_ended.is_set():
             self._try_next()
         else:
             self._fail()
@@ -90,12 +90,12 @@ class RabbitMQConnection(ConnectionThread):
 
         pika itself gives up a node that does not open the connection.
         """
-        if connection is self._connection and connection.is_open and not self._is_settled.is_set():
+        if connection is self._connection and connection.is_open and not self._is_ready_or_ended.is_set():
             self._has_timed_out = True
             self._loop.hang_up()
 
     def _give_up(self) -> None:
-        if not self._is_settled.is_set():
+        if not self._is_ready_or_ended.is_set():
             self._note_failure(NO_RESPONSE)
             self._fail()
 
@@ -109,7 +109,7 @@ class RabbitMQConnection(ConnectionThread):
     # Ending
 
     def _on_close(self, connection: pika.SelectConnection, error: BaseException) -> None:
-        if not self._is_settled.is_set():
+        if not self._is_ready_or_ended.is_set():
             self._on_open_error(connection, error)
             return
         self._end(f"the connection to RabbitMQ at {self.address} {self._explain_loss(error)}")

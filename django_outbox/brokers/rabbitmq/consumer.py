@@ -179,7 +179,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         channel.queue_declare(self._queue, passive=True, callback=self._on_found)
 
     def _on_found(self, _frame: object) -> None:
-        if not self._is_settled.is_set():
+        if not self._is_ready_or_ended.is_set():
             self._note_ready(f"reads queue {self._queue!r} at {self.address}")
         if self._is_reading:
             self._begin_window()

@@ -316,7 +316,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._channels.append(channel)
 
     def _on_channel_free(self, channel: PublisherChannel) -> None:
-        if not self._is_settled.is_set():
+        if not self._is_ready_or_ended.is_set():
             self._note_ready(f"connected to RabbitMQ at {self.address}")
         if channel.nacked:
             # RabbitMQ 3 confirms nothing more for a quorum queue over a channel on which that queue refused a message.
@@ -354,7 +354,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     def _send(self) -> None:
         """Send the waiting transmissions, and the rest of the transmissions in flight, a turn at a time."""
-        if self.error or not self._is_settled.is_set() or self._blocked_reason is not None:
+        if self.error or not self._is_ready_or_ended.is_set() or self._blocked_reason is not None:
             return
         for channel in self._channels:
             if self._unsent and channel.is_free:

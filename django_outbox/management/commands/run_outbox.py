@@ -1,4 +1,4 @@
-"""`manage.py run_outbox`: arguments and signals of the operating system, nothing else."""
+"""`manage.py run_outbox`: arguments, signals of the operating system, and the totals at the end."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -98,7 +98,7 @@ class Command(ServiceCommand):
             )
         except (ImproperlyConfigured, ValueError) as error:
             raise CommandError(str(error)) from error
-        self.signals.stop(relay)
+        self.signals.watch_for(relay)
         if options["only_check"]:
             with relay:
                 self.report_findings(relay.using, REQUIRED, check_publishers(relay.publishers))

@@ -122,8 +122,9 @@ class Savepoints:
     ) -> DeliveryResult:
         """Write the new state of a message, given the result of the work on it.
 
-        If the database refuses what the publisher writes about the result, and then about that failure, it is left out.
-        A message that refuses even a state alone is not handled for a while.
+        If the database refuses it with what the publisher records about it, that failure becomes the result; if it
+        refuses this, too, the state is written without a record. A message that refuses even that is not handled for a
+        while.
 
         Args:
             patience: seconds for which it is repeated while the database is unavailable, unless the relay is stopping.

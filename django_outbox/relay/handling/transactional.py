@@ -33,8 +33,8 @@ WAIT = Backoff(delay=0.05, max_delay=1.0, jitter=1.0)
 """Waits before a message that has conflicted is delivered again, from the second conflict in a row on."""
 
 LOCK_WAIT = 0.1
-"""Seconds for which a handler of a batch may wait for a lock. PostgreSQL looks for deadlocks after a second only, in
-which the locks of all handlers of the batch are held."""
+"""Seconds for which a handler of a batch may wait for a lock. PostgreSQL looks for deadlocks only after a second, while
+the batch holds the locks of all its handlers."""
 
 LOCK_PATIENCE = 1.0
 """Seconds for which a message that was in hand may still be locked by the lost session."""
@@ -63,7 +63,7 @@ class TransactionalDeliverer:
         self._lock = lock
         self._sizes = BatchSizes(lock)
         self._savepoints = Savepoints(phases, publisher, self._sizes.admit)
-        # The last message that another transaction kept from every new state:
+        # The last message for which another transaction blocked every new state:
         self._unsettled: int | None = None
 
     def deliver(self, limit: int, *, carefully: bool = False) -> DeliveryResult:

@@ -20,7 +20,7 @@ class BrokerDeliverer:
         """Deliver a batch of at most `limit` messages. Raises what `Phases.claim` raises.
 
         Args:
-            carefully: whether one of its rows may be the cause why another batch could not be settled.
+            carefully: whether one of its rows may be the reason why another batch could not be settled.
         """
         with self._phases.claim(self._phases.source.claim(limit, self._phases.refusals.ids)) as batch:
             if batch.rows:
@@ -62,7 +62,7 @@ class BrokerDeliverer:
         return cast(list[Outcome], outcomes)
 
     def _may_not_begin(self) -> bool:
-        """Return whether no further call of the publisher may begin: half of the claim timeout is over as well."""
+        """Return whether no further call of the publisher may begin: half of the claim timeout may be over."""
         return self._phases.is_stopping() or self._phases.source.is_late
 
 

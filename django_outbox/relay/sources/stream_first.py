@@ -1,4 +1,4 @@
-"""The source of a publisher with a stream: a relay delivers from the stream, and from the table."""
+"""The source on PostgreSQL: the stream, if there is one or the rest of one, and then the table."""
 
 import time
 from collections.abc import Callable, Iterator, Set

@@ -86,7 +86,7 @@ class Command(ServiceCommand):
             )
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        self.signals.stop(inbox)
+        self.signals.watch_for(inbox)
         models: list[type[Model]] = [*REQUIRED, HandledMessage]
         if options["only_check"]:
             self.report_findings(inbox.using, models, check_consumers(inbox.consumers))
