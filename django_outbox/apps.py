@@ -1,6 +1,7 @@
 """The Django app."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from django.apps import AppConfig
@@ -18,16 +19,21 @@ class DjangoOutboxConfig(AppConfig):
     """Registers the system checks, a `post_migrate` handler, and each app's events and handlers.
 
     Starting the app queries no database.
+
+    Attributes:
+        modules: the names of the modules that are imported from each installed app. If other apps use these names for
+            something else, name others in a subclass, and list the subclass in `INSTALLED_APPS`.
     """
 
     name = "django_outbox"
     verbose_name = _("Outbox")
     default_auto_field = "django.db.models.BigAutoField"
+    modules: Sequence[str] = ("events", "handlers")
 
     def ready(self) -> None:
         from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
 
-        autodiscover_modules("events", "handlers")
+        autodiscover_modules(*self.modules)
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
         add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
         if settings.DEBUG and sys.argv[1:2] == ["runserver"]:
