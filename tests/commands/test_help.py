@@ -3,22 +3,12 @@
 import shlex
 
 import pytest
-from django.core.management import CommandParser, load_command_class
+from django.core.management import CommandParser, find_commands, load_command_class
 
 from django_outbox.management.base import OutboxCommand
+from tests.support.project_files import ROOT
 
-COMMANDS = [
-    "run_outbox",
-    "outbox_discard",
-    "outbox_events",
-    "outbox_pause",
-    "outbox_publication",
-    "outbox_purge",
-    "outbox_requeue",
-    "outbox_restore",
-    "outbox_resume",
-    "outbox_status",
-]
+COMMANDS = find_commands(str(ROOT / "django_outbox" / "management"))
 
 
 def load(name: str) -> tuple[OutboxCommand, CommandParser]:

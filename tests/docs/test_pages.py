@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from django.conf import settings
-from django.core.management import BaseCommand, load_command_class
+from django.core.management import BaseCommand, find_commands, load_command_class
 from django.utils.module_loading import import_string
 
 import django_outbox
@@ -38,19 +38,8 @@ REFERENCE = ROOT / "docs" / "reference"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-COMMANDS = [
-    "outbox_discard",
-    "outbox_events",
-    "outbox_pause",
-    "outbox_publication",
-    "outbox_purge",
-    "outbox_requeue",
-    "outbox_restore",
-    "outbox_resume",
-    "outbox_status",
-    "run_outbox",
-]
-INBOX_COMMANDS = ["run_inbox"]
+COMMANDS = find_commands(str(PACKAGE / "management"))
+INBOX_COMMANDS = find_commands(str(PACKAGE / "inbox" / "management"))
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
