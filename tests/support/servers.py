@@ -55,7 +55,6 @@ class Server:
     creates."""
     log_in: Callable[[str], None]
     """Logs in with a URL and out again; raises the driver's error if that fails."""
-    port: int
     package: str
     service: str
     prepare: tuple[str, ...] = ()
@@ -92,7 +91,6 @@ SERVERS = (
             "postgres://outbox:outbox@127.0.0.1:5432/postgres",
         ),
         log_in=logins.log_in_to_postgresql,
-        port=5432,
         package="postgresql",
         service="postgresql",
         prepare=("runuser", "-u", "postgres", "--", "psql", "-X", "-q", "-c", POSTGRESQL_ROLE),
@@ -102,7 +100,6 @@ SERVERS = (
         variable="MARIADB_URL",
         local_urls=("mysql://root@127.0.0.1:3306/test", "mysql://outbox:outbox@127.0.0.1:3306/test"),
         log_in=logins.log_in_to_mariadb,
-        port=3306,
         package="mariadb-server",
         service="mariadb",
         prepare=("mariadb", "-e", MARIADB_ROLE),
@@ -112,7 +109,6 @@ SERVERS = (
         variable="AMQP_URL",
         local_urls=("amqp://guest:guest@127.0.0.1:5672/%2F",),
         log_in=logins.log_in_to_rabbitmq,
-        port=5672,
         package="rabbitmq-server",
         service="rabbitmq-server",
     ),
@@ -121,7 +117,6 @@ SERVERS = (
         variable="REDIS_URL",
         local_urls=("redis://127.0.0.1:6379/11",),
         log_in=logins.log_in_to_redis,
-        port=6379,
         package="redis-server",
         service="redis-server",
     ),
@@ -130,7 +125,6 @@ SERVERS = (
         variable="NATS_URL",
         local_urls=("nats://127.0.0.1:4222",),
         log_in=logins.log_in_to_nats,
-        port=4222,
         package="nats-server",
         service="nats-server",
         program=("nats-server", "-js", "-a", "127.0.0.1", "-p", "{port}", "-sd", "{folder}"),
@@ -223,7 +217,7 @@ def _started_as_process(server: Server) -> str:
     print(f"{server.name}: starting {shlex.join(command)}")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     atexit.register(_end_process, process, folder)
-    return _wait_for(server, server.local_urls[0].replace(str(server.port), str(port)))
+    return _wait_for(server, urlsplit(server.local_urls[0])._replace(netloc=f"127.0.0.1:{port}").geturl())
 
 
 def _end_process(process: subprocess.Popen[bytes], folder: str) -> None:
