@@ -123,11 +123,7 @@ class Budget:
 
 
 class HandlerLock:
-    """Lets one worker of a publisher at a time call handlers, for a while after a conflict. Thread-safe.
-
-    Args:
-        max_wait: maximum seconds to wait for another worker.
-    """
+    """Lets one worker of a publisher at a time call handlers, for a while after a conflict. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, max_wait: float = MAX_LOCK_WAIT) -> None:
         self._clock = clock

@@ -97,15 +97,11 @@ class Conflict(Exception):
 
 @dataclass(eq=False)
 class Savepoints:
-    """Runs work on single messages, each in a savepoint of the open transaction, and decides their new states.
-
-    Args:
-        admits_conflict: returns whether a message goes back as it was after a conflict with another transaction, given
-            its id.
-    """
+    """Runs work on single messages, each in a savepoint of the open transaction, and decides their new states."""
 
     phases: Phases
     publisher: HandlersPublisher
+    # Whether a message goes back as it was after a conflict with another transaction, given its id.
     admits_conflict: Callable[[int], bool] = lambda id: False
 
     @property

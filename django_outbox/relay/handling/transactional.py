@@ -52,9 +52,6 @@ class TransactionalDeliverer:
 
     If a message conflicts with another transaction, the batch ends before that message and is committed, which frees
     its locks. The message goes back as it was.
-
-    Args:
-        lock: held by the workers of the publisher after such a conflict.
     """
 
     def __init__(self, phases: Phases, publisher: HandlersPublisher, lock: HandlerLock) -> None:
@@ -235,7 +232,6 @@ class _Run(NamedTuple):
 
     Args:
         suspects: messages to deliver one by one, because nothing of the batch has happened.
-        conflict: why it ended early.
     """
 
     delivered: DeliveryResult
