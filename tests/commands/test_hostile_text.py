@@ -56,7 +56,7 @@ def test_a_command_prints_no_control_character_and_no_forged_line(using: str, na
     for publisher in ("default", HOSTILE):
         messages.create(publisher=publisher, **texts, **failure)
         messages.create(publisher=publisher, **texts)
-    Pause.objects.using(using).create(publisher=HOSTILE, type=HOSTILE, reason=HOSTILE, paused_by=HOSTILE)
+        Pause.objects.using(using).create(publisher=publisher, type=HOSTILE, reason=HOSTILE, paused_by=HOSTILE)
     Heartbeat.objects.using(using).create(
         relay=HOSTILE, host="a", pid=1, mode="run", workers=2, publishers={HOSTILE: {"breaker": "open"}}
     )
