@@ -16,8 +16,8 @@ PATIENCE = 20.0
 
 METADATA, FIND_COORDINATOR = 3, 10
 
-FLEXIBLE_SINCE = {METADATA: 9, FIND_COORDINATOR: 3}
-"""The versions since which strings and arrays are compact, and structures have tagged fields."""
+VERSIONS = {METADATA: range(9, 14), FIND_COORDINATOR: range(1, 3)}
+"""The versions that librdkafka uses, and that are read here."""
 
 HEADER = struct.Struct(">ihhi")
 """Of a request: its length, what is asked for, the version of that, and a number that the response repeats."""
@@ -78,7 +78,7 @@ class _Connection:
         self._ports = ports
         self._requests = b""
         self._responses = b""
-        self._asked: dict[int, tuple[int, int]] = {}
+        self._asked: dict[int, int] = {}
 
     def read_requests(self, data: bytes) -> bytes:
         self._requests += data
@@ -86,8 +86,9 @@ class _Connection:
             length, kind, version, number = HEADER.unpack_from(self._requests)
             if len(self._requests) < 4 + length:
                 break
-            if kind in FLEXIBLE_SINCE:
-                self._asked[number] = (kind, version)
+            if kind in VERSIONS:
+                assert version in VERSIONS[kind], f"version {version} of request {kind}"
+                self._asked[number] = kind
             self._requests = self._requests[4 + length :]
         return data
 
@@ -100,7 +101,7 @@ class _Connection:
                 break
             response, self._responses = self._responses[4 : 4 + length], self._responses[4 + length :]
             if number in self._asked:
-                response = _Response(response, *self._asked.pop(number), self._ports).changed()
+                response = _Response(response, self._asked.pop(number), self._ports).changed()
             changed += struct.pack(">i", len(response)) + response
         return changed
 
@@ -108,11 +109,10 @@ class _Connection:
 class _Response:
     """A response, which is copied up to the last address in it, and the rest as it is."""
 
-    def __init__(self, data: bytes, kind: int, version: int, ports: Mapping[int, int]) -> None:
+    def __init__(self, data: bytes, kind: int, ports: Mapping[int, int]) -> None:
         self._data = data
-        self._kind = kind
-        self._version = version
-        self._is_flexible = version >= FLEXIBLE_SINCE[kind]
+        # Strings and arrays are compact, and structures have tagged fields.
+        self._is_flexible = kind == METADATA
         self._ports = ports
         self._at = 0
         self._copy = b""
@@ -120,36 +120,17 @@ class _Response:
     def changed(self) -> bytes:
         self._take(4)
         self._tags()
-        if self._kind == METADATA:
-            self._metadata()
-        else:
-            self._coordinators()
-        return self._copy + self._data[self._at :]
-
-    def _metadata(self) -> None:
-        if self._version >= 3:
-            self._take(4)
-        for _ in range(self._count()):
-            self._address()
-            if self._version >= 1:
-                self._string()
-            self._tags()
-
-    def _coordinators(self) -> None:
-        if self._version >= 1:
-            self._take(4)
-        if self._version >= 4:
-            for _ in range(self._count()):
-                self._string()
+        self._take(4)
+        if self._is_flexible:
+            for _ in range(self._varint() - 1):
                 self._address()
-                self._take(2)
                 self._string()
                 self._tags()
         else:
             self._take(2)
-            if self._version >= 1:
-                self._string()
+            self._string()
             self._address()
+        return self._copy + self._data[self._at :]
 
     def _address(self) -> None:
         (id,) = struct.unpack(">i", self._take(4))
@@ -178,9 +159,6 @@ class _Response:
             shift += 7
             if byte < 128:
                 return value
-
-    def _count(self) -> int:
-        return self._varint() - 1 if self._is_flexible else int(struct.unpack(">i", self._take(4))[0])
 
     def _string(self) -> None:
         length = self._varint() - 1 if self._is_flexible else struct.unpack(">h", self._take(2))[0]
