@@ -99,16 +99,14 @@ BINARY = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/s3cret", "ce-typ
     [
         ({**BINARY, "ce-id": ""}, None, b"{}", "it has no attribute id, or one that is not text"),
         ({**BINARY, "ce-type": 5}, None, b"{}", "it has no attribute type"),
-        ({}, "application/cloudevents+json", b"s3cret", "is not a CloudEvent in JSON (JSONDecodeError)"),
-        ({}, "application/cloudevents+json", b"[]", "its body is not a JSON object"),
+        ({}, "application/cloudevents+json", b"s3cret", "it cannot be read (JSONDecodeError)"),
+        ({}, "application/cloudevents+json", b"[]", "it cannot be read (TypeError)"),
         ({}, "application/cloudevents+json", b"{}", "it has no attribute specversion"),
-        ({}, "application/cloudevents+json", b'{"data_base64": "s3cret"}', "is not a CloudEvent in JSON (Error)"),
-        ({}, "application/cloudevents+json", b'{"data_base64": 5}', "is not a CloudEvent in JSON (TypeError)"),
-        ({}, "application/cloudevents+json", b"[" * 100_000, "is not a CloudEvent in JSON (RecursionError)"),
-        ({}, "application/cloudevents-batch+json", b"[]", "its content type is not application/cloudevents+json"),
+        ({}, "application/cloudevents+json", b'{"data_base64": "s3cret"}', "it cannot be read (Error)"),
+        ({}, "application/cloudevents+json", b"[" * 100_000, "it cannot be read (RecursionError)"),
         ({}, "application/cloudevents+avro", b"", "its content type is not application/cloudevents+json"),
     ],
-    ids=range(10),
+    ids=range(8),
 )
 def test_an_event_that_cannot_be_read_has_a_problem(
     headers: dict[str, Any], content_type: str | None, body: bytes, problem: str
