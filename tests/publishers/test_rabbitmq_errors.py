@@ -16,8 +16,6 @@ from django_outbox.brokers.rabbitmq.errors import blames_message, explain
             "ACCESS_REFUSED - read access to queue 'billing' in vhost '/' refused for user 'shop'",
             "give the user of the url permission to read the queue",
         ),
-        (403, "ACCESS_REFUSED - queue 'x' in vhost '/' in exclusive use", "another consumer reads it exclusively"),
-        (403, "ACCESS_REFUSED - cannot publish to internal exchange 'shop' in vhost '/'", "name another exchange"),
         (
             406,
             "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'shop' in vhost '/'",

@@ -8,14 +8,12 @@ from django_outbox.brokers.network_errors import explain_network
 # The reply code, a part of the reply text in lower case, and the remedy.
 _REMEDIES = (
     (404, "no queue", "declare the queue, or correct the option queue"),
-    (403, "in exclusive use", "another consumer reads it exclusively"),
     (403, "access to queue", "give the user of the url permission to read the queue"),
     (406, "queue type rabbit_stream_queue", "it is a stream; read a classic queue or a quorum queue instead"),
     (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
     (404, "no exchange", "declare it, or set declare_exchange"),
     (403, "access to topic", "give the user of the url topic permission for this routing key"),
     (403, "refused for user", "give the user of the url permission to write to the exchange"),
-    (403, "internal exchange", "name another exchange"),
     (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
 )
 
