@@ -82,7 +82,6 @@ class Suspensions(Generic[K]):
             return self._outcome(found)
 
     def end(self, key: K) -> None:
-        """Send messages for this destination again, because it accepts them."""
         if key not in self.suspended:
             return
         with self._lock:

@@ -57,7 +57,7 @@ def format_time(time: datetime.datetime) -> str:
 
 
 def own_headers(message: Message, *, without: str = "") -> list[tuple[str, str]]:
-    """Return the message's own headers as text, without those with a prefix in any case."""
+    """Return the message's own headers as text; `without` is a prefix in lower case."""
     return [
         (name, to_text(value))
         for name, value in message.headers.items()

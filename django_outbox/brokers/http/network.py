@@ -93,8 +93,6 @@ class Deadline:
 
 
 class Network(httpcore.NetworkBackend):
-    """Opens connections for httpcore."""
-
     def __init__(self, deadline: Deadline, *, allow_private: bool) -> None:
         self._deadline = deadline
         self._allow_private = allow_private
@@ -135,8 +133,7 @@ class DeadlineStream(httpcore.NetworkStream):
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         # Piece by piece, because its time limit restarts whenever the server has taken some bytes.
         for start in range(0, len(buffer), PIECE):
-            piece = buffer[start : start + PIECE] if len(buffer) > PIECE else buffer
-            self._stream.write(piece, self._deadline.left(httpcore.WriteTimeout))
+            self._stream.write(buffer[start : start + PIECE], self._deadline.left(httpcore.WriteTimeout))
 
     def close(self) -> None:
         self._stream.close()

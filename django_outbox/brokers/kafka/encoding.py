@@ -33,8 +33,6 @@ A plain tuple, because one is made for each message.
 
 
 class KafkaEncoder:
-    """Encodes messages in a format of `django_outbox.brokers.cloudevents`."""
-
     def __init__(self, topic: Template, format: str, source: str) -> None:
         self._render = topic.render
         # There are usually few topics.

@@ -149,7 +149,6 @@ def explain_commit(error: KafkaError) -> str:
 
 
 def explain(error: KafkaError) -> str:
-    """Return why the connection failed, with the remedy if it is known."""
     reason = error.str().rstrip(".")
     code = KafkaError._SSL if any(words in reason for words in _TLS_FAILED) else error.code()
     remedy = _CONNECTION_REMEDIES.get(code, "")

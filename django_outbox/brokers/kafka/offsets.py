@@ -55,7 +55,6 @@ class Offsets:
         return {place: offset for place, offset in self._settled.items() if self._confirmed.get(place) != offset}
 
     def to_repeat(self) -> dict[Place, int]:
-        """Return the offsets to commit again after a failure."""
         return self.unconfirmed() if self._must_repeat else {}
 
     def _log_refusal(self, reason: str) -> None:

@@ -83,7 +83,6 @@ class Encoded(NamedTuple):
 
 
 def as_event(message: Message, source: str) -> Message:
-    """Return a message with the attributes of its CloudEvent in its headers."""
     headers = {name: value for name, value in message.headers.items() if not name.lower().startswith(EVENT_PREFIX)}
     for name, value in cloudevents.attributes(message, source).items():
         headers[EVENT_PREFIX + name] = value
@@ -100,7 +99,6 @@ class RabbitMQEncoder:
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
-        """Encode a message. A key that is not empty is sent in the header `outbox-key`."""
         headers = encode_headers(message.headers) if message.headers else b""
         if message.key:
             key = message.key.encode()

@@ -224,7 +224,6 @@ class PublisherChannel:
     # Responses
 
     def confirm(self, ack: bool, tag: int, multiple: bool) -> None:
-        """Record that the broker confirmed, or nacked, the message with this tag, or all messages up to it."""
         indexes = self._unconfirmed.confirm(tag, multiple=multiple)
         if self.transmission is not None and indexes:
             self.nacked = self.nacked or not ack
@@ -382,7 +381,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     @property
     def _seconds_waiting(self) -> float:
-        """Seconds for which the channel that has waited longest has waited for a response."""
         return max((channel.seconds_waiting for channel in self._channels), default=0.0)
 
     def _watch(self) -> None:
@@ -452,7 +450,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         return super()._explain_loss(error)
 
     def _release(self, error: str) -> None:
-        """Accept no more transmissions, and leave every message without an outcome unanswered."""
         self._accept_no_more()
         transmissions = [*self._in_flight, *self._unsent]
         self._channels.clear()
