@@ -82,7 +82,6 @@ def test_e037_the_backend_is_not_a_consumer():
     [
         ({"queue": ""}, "queue is missing; set it to a string like 'billing'"),
         ({"type_header": 7}, "type_header is 7; it must be the name of a header"),
-        ({"url": "http://guest:secret@host"}, "url: a URL must begin with amqp://"),
         ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of 'store', 'drop'"),
         (
             {"id_source": "header:"},

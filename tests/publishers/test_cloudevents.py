@@ -9,7 +9,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from cloudevents.core.bindings.rabbitmq import RabbitMQMessage, from_rabbitmq_event
 from cloudevents.core.v1.event import CloudEvent
 from django.core.exceptions import ImproperlyConfigured
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_outbox.brokers import cloudevents
@@ -64,6 +64,7 @@ def test_times_are_in_utc_with_microseconds():
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
+@settings(max_examples=40)
 @given(type=TEXT, topic=TEXT, key=TEXT)
 def test_the_sdk_reads_any_binary_event_over_http(type: str, topic: str, key: str):
     message = make_message(topic, type=type, key=key)

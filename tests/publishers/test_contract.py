@@ -5,13 +5,15 @@ import os
 import signal
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import pytest
 
-from django_outbox.brokers import BatchRefused, Publisher
+from django_outbox.brokers import Publisher
+from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
+from django_outbox.relay.sending.isolation import Isolation
 from tests.publishers.subjects.aws import SQSSubject
 from tests.publishers.subjects.base import BrokerSubject, Subject
 from tests.publishers.subjects.http import HTTPSubject
@@ -108,26 +110,19 @@ def test_headers_arrive(broker: BrokerSubject):
 def test_a_message_that_cannot_be_sent_does_not_hold_up_its_batch(broker: BrokerSubject):
     first, last = broker.messages(b"1", b"3")
     poison = broker.poison()
-    outcomes = publish_in_parts(broker.publisher(), [first, poison, last])
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.ACCEPTED, OutcomeKind.REJECTED, OutcomeKind.ACCEPTED]
-    assert outcomes[1].error
-    assert outcomes[1].error_class
+    accepted, refused, behind = publish_in_parts(broker.publisher(), [first, poison, last])
+    assert accepted is behind is ACCEPTED
+    assert refused is not None
+    assert refused.kind is OutcomeKind.REJECTED
+    assert refused.error
+    assert refused.error_class
     assert sorted(each.body for each in broker.received()) == [b"1", b"3"]
 
 
-def publish_in_parts(publisher: Publisher, messages: list[Message]) -> list[Outcome]:
+def publish_in_parts(publisher: Publisher, messages: list[Message]) -> Sequence[Outcome | None]:
     """Publish as the relay does: a batch that the broker refuses as a whole, in ever smaller parts."""
-    try:
-        return list(publisher.publish(messages))
-    except BatchRefused as error:
-        if len(messages) == 1:
-            return [Outcome(OutcomeKind.REJECTED, str(error), error.error_class)]
-        found = list(error.outcomes)
-        left = [index for index, outcome in enumerate(found) if outcome is None]
-        for part in (left[: len(left) // 2], left[len(left) // 2 :]):
-            for index, outcome in zip(part, publish_in_parts(publisher, [messages[i] for i in part]), strict=True):
-                found[index] = outcome
-        return [outcome for outcome in found if outcome is not None]
+    found = call_publisher(publisher.publish, messages)
+    return found[0] if found[1] is None else Isolation(publisher.publish, messages, "default").run(found)
 
 
 # Outages

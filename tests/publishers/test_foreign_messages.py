@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, BLOCKED
-from django_outbox.relay.sending.isolation import BROKER_RESPONDS, Isolation
-from tests.publishers.test_contract import SUBJECTS
+from django_outbox.relay.sending.isolation import BROKER_RESPONDS
+from tests.publishers.test_contract import SUBJECTS, publish_in_parts
 from tests.support.claimed import make_message
 from tests.support.json_values import nested
 
@@ -59,15 +58,14 @@ fields = st.fixed_dictionaries(
 def test_a_message_that_cannot_be_sent_is_refused_and_others_are_accepted(name: str, format: str):
     options = {} if format == "plain" else {"format": format, "source": "/shop"}
     with closing(SUBJECTS[name]()) as subject:
-        publish = subject.publisher(**options).publish
+        publisher = subject.publisher(**options)
 
         @settings(max_examples=25, deadline=None)
         @given(st.lists(fields, min_size=1, max_size=3))
         def check(foreign: list[dict[str, Any]]) -> None:
             first, last = subject.messages(b"1", b"2")
             messages = [first, *(make_message(subject.topic, **each) for each in foreign), last]
-            found = call_publisher(publish, messages)
-            outcomes = found[0] if found[1] is None else Isolation(publish, messages, "default").run(found)
+            outcomes = publish_in_parts(publisher, messages)
             assert outcomes[0] is outcomes[-1] is ACCEPTED
             keys = [each.get("key", "") for each in foreign]
             behind = [BLOCKED] if len(keys) > len({*keys}) else []

@@ -49,12 +49,8 @@ def make_publisher(cluster: MockCluster) -> Iterator[MakePublisher]:
         yield make
 
 
-def keyed(topic: str, count: int, key: str = "order-7") -> list[Message]:
+def several(topic: str, count: int, key: str = "order-7") -> list[Message]:
     return [make_message(topic, str(n).encode(), key=key) for n in range(count)]
-
-
-def unkeyed(topic: str, count: int) -> list[Message]:
-    return [make_message(topic, str(n).encode()) for n in range(count)]
 
 
 def bodies(cluster: MockCluster, topic: str) -> list[int]:
@@ -66,7 +62,7 @@ def bodies(cluster: MockCluster, topic: str) -> list[int]:
 
 def test_messages_of_a_key_are_in_one_partition_and_those_without_a_key_in_all(cluster, topic, make_publisher):
     publisher = make_publisher({"sticky.partitioning.linger.ms": 0})
-    assert publisher.publish([*keyed(topic, 50), *keyed(topic, 200, key="")]) == [ACCEPTED] * 250
+    assert publisher.publish([*several(topic, 50), *several(topic, 200, key="")]) == [ACCEPTED] * 250
     records = read_topic(cluster.servers, topic, {})
     assert len({record.partition() for record in records if record.key()}) == 1
     assert {record.partition() for record in records if not record.key()} == {0, 1, 2, 3}
@@ -83,7 +79,7 @@ def test_a_batch_that_kafka_refuses_as_a_whole_is_refused(cluster, topic, make_p
     publisher = make_publisher({"linger.ms": 200, "retry.backoff.ms": 10})
     # librdkafka itself retries a record that was damaged on its way; then the batch is accepted.
     cluster.fail(PRODUCE, code)
-    messages = [*keyed(topic, 3), *keyed(topic, 1, key="order-8")]
+    messages = [*several(topic, 3), *several(topic, 1, key="order-8")]
     if code == KafkaError.INVALID_MSG:
         assert publisher.publish(messages) == [ACCEPTED] * 4
         return
@@ -106,7 +102,7 @@ def test_a_batch_that_kafka_refuses_as_a_whole_is_refused(cluster, topic, make_p
 )
 def test_a_refused_message_that_is_alone_has_an_outcome(cluster, topic, make_publisher, code, expected):
     cluster.fail(PRODUCE, code)
-    outcome = only(make_publisher().publish(keyed(topic, 1)))
+    outcome = only(make_publisher().publish(several(topic, 1)))
     assert (outcome.kind, outcome.error_class) == expected
 
 
@@ -123,7 +119,7 @@ def test_a_topic_that_takes_no_messages_does_not_hold_up_others(cluster, topic, 
     cluster.create_topic(elsewhere)
     cluster.set_topic_error(elsewhere, code)
     publisher = make_publisher(timeout=2.0)
-    messages = [*keyed(topic, 1), *keyed(elsewhere, 1, key="order-8"), *unkeyed(topic, 3)]
+    messages = [*several(topic, 1), *several(elsewhere, 1, key="order-8"), *several(topic, 3, key="")]
     first, second, *others = publisher.publish(messages)
     assert [first, *others] == [ACCEPTED] * 4
     assert (second.kind, second.error_class) == TOPIC_ERRORS[code][:2]
@@ -133,7 +129,7 @@ def test_a_topic_that_takes_no_messages_does_not_hold_up_others(cluster, topic, 
 
 
 def test_a_message_whose_topic_cannot_exist_is_rejected(topic, make_publisher):
-    accepted, rejected = make_publisher().publish([*keyed(topic, 1), *keyed("order created", 1)])
+    accepted, rejected = make_publisher().publish([*several(topic, 1), *several("order created", 1)])
     assert (accepted, rejected.kind, rejected.error_class) == (ACCEPTED, OutcomeKind.REJECTED, "kafka.invalid_topic")
 
 
@@ -141,10 +137,10 @@ def test_a_message_whose_topic_cannot_exist_is_rejected(topic, make_publisher):
 def test_a_topic_may_be_refused_when_messages_are_written(cluster, topic, make_publisher, code):
     elsewhere = unique_name()
     publisher = make_publisher({"linger.ms": 200})
-    assert publisher.publish([*keyed(topic, 1), *keyed(elsewhere, 1, key="order-8")]) == [ACCEPTED] * 2
+    assert publisher.publish([*several(topic, 1), *several(elsewhere, 1, key="order-8")]) == [ACCEPTED] * 2
     for partition in range(4):
         cluster.fail_partition(elsewhere, partition, PRODUCE, code)
-    outcomes = publisher.publish([*keyed(topic, 2), *keyed(elsewhere, 2, key="order-8")])
+    outcomes = publisher.publish([*several(topic, 2), *several(elsewhere, 2, key="order-8")])
     assert outcomes[:2] == [ACCEPTED] * 2
     assert {(each.kind, each.error_class) for each in outcomes[2:]} == {TOPIC_ERRORS[code][:2]}
 
@@ -166,7 +162,7 @@ def test_a_producer_whose_sequence_is_lost_is_replaced_and_its_messages_are_sent
 ):
     publisher = make_publisher(ONE_BY_ONE)
     cluster.fail(PRODUCE, KafkaError.NO_ERROR, KafkaError.NO_ERROR, code)
-    assert publisher.publish(keyed(topic, 10)) == [ACCEPTED] * 10
+    assert publisher.publish(several(topic, 10)) == [ACCEPTED] * 10
     assert {*bodies(cluster, topic)} == {*range(10)}
 
 
@@ -177,10 +173,10 @@ def test_a_message_that_is_not_confirmed_while_others_are_is_set_aside(cluster, 
         cluster.set_leader(topic, partition, 1)
         cluster.set_leader(elsewhere, partition, 2)
     publisher = make_publisher(timeout=24.0)
-    assert publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)]) == [ACCEPTED] * 2
+    assert publisher.publish([*several(topic, 1, key=""), *several(elsewhere, 1, key="")]) == [ACCEPTED] * 2
     with cluster.down(2):
         began = time.monotonic()
-        accepted, outcome = publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)])
+        accepted, outcome = publisher.publish([*several(topic, 1, key=""), *several(elsewhere, 1, key="")])
         # After a sixth of the timeout.
         assert time.monotonic() - began < 20
     assert accepted == ACCEPTED
@@ -192,9 +188,9 @@ def test_messages_that_brokers_which_respond_do_not_confirm_do_not_pass_for_an_o
     for partition in range(4):
         cluster.set_leader(topic, partition, 2)
     publisher = make_publisher(timeout=4.0)
-    assert publisher.publish(unkeyed(topic, 1)) == [ACCEPTED]
+    assert publisher.publish(several(topic, 1, key="")) == [ACCEPTED]
     with cluster.down(2):
-        outcomes = publisher.publish(unkeyed(topic, 3))
+        outcomes = publisher.publish(several(topic, 3, key=""))
     found = {(outcome.kind, outcome.counted, outcome.error_class) for outcome in outcomes}
     assert found == {(OutcomeKind.DEFERRED, False, "kafka.stalled")}
 
@@ -205,32 +201,32 @@ def test_a_topic_that_is_missing_is_waited_for_only_once(cluster, topic, make_pu
     publisher = make_publisher(timeout=36.0)
     began = time.monotonic()
     for _ in range(5):
-        missing, accepted = publisher.publish([*unkeyed(elsewhere, 1), *unkeyed(topic, 1)])
+        missing, accepted = publisher.publish([*several(elsewhere, 1, key=""), *several(topic, 1, key="")])
         assert (missing.error_class, accepted) == ("kafka.unknown_topic", ACCEPTED)
     # Only the first one waits, for 3 seconds.
     assert time.monotonic() - began < 12
     cluster.set_topic_error(elsewhere, 0)
-    eventually(lambda: publisher.publish(unkeyed(elsewhere, 1)) == [ACCEPTED])
+    eventually(lambda: publisher.publish(several(elsewhere, 1, key="")) == [ACCEPTED])
 
 
 def test_an_error_of_the_broker_is_not_the_fault_of_a_message(cluster, topic, make_publisher):
     cluster.fail(PRODUCE, KafkaError.NETWORK_EXCEPTION)
-    assert only(make_publisher().publish(keyed(topic, 1))).kind is OutcomeKind.UNANSWERED
+    assert only(make_publisher().publish(several(topic, 1))).kind is OutcomeKind.UNANSWERED
 
 
 def test_a_user_who_may_not_use_idempotent_producers_is_told(cluster, topic, make_publisher):
     cluster.fail(INIT_PRODUCER_ID, *[KafkaError.CLUSTER_AUTHORIZATION_FAILED] * 3)
-    outcome = only(make_publisher(timeout=2.0).publish(keyed(topic, 1)))
+    outcome = only(make_publisher(timeout=2.0).publish(several(topic, 1)))
     assert outcome.kind is OutcomeKind.UNANSWERED
     assert "IdempotentWrite" in outcome.error
 
 
 def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, topic, make_publisher):
     publisher = make_publisher(timeout=4.0)
-    assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
+    assert publisher.publish(several(topic, 1)) == [ACCEPTED]
     began = time.monotonic()
     with cluster.down():
-        assert kinds(publisher.publish(keyed(topic, 100))) == [OutcomeKind.UNANSWERED] * 100
+        assert kinds(publisher.publish(several(topic, 100))) == [OutcomeKind.UNANSWERED] * 100
     assert time.monotonic() - began < 30
     assert publisher.publish([make_message(topic, b"7")]) == [ACCEPTED]
     assert sorted(bodies(cluster, topic)) == [0, 7]
@@ -238,4 +234,4 @@ def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, t
 
 def test_a_queue_that_is_smaller_than_a_batch_is_enough(topic, make_publisher):
     publisher = make_publisher({"queue.buffering.max.messages": 10})
-    assert publisher.publish(keyed(topic, 100)) == [ACCEPTED] * 100
+    assert publisher.publish(several(topic, 100)) == [ACCEPTED] * 100

@@ -16,6 +16,7 @@ from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.rabbitmq.publisher_connection import Unconfirmed
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
+from tests.support.json_values import nested
 from tests.support.outcomes import kinds, only_error
 from tests.support.proxies import Proxy
 from tests.support.rabbitmq.tools import Broker, MakePublisher, broker_url, in_flight, say
@@ -83,11 +84,6 @@ def test_headers_may_hold_every_json_value(broker: Broker, make_publisher: MakeP
 # Outcomes
 
 
-NESTED: list[Any] = []
-for _ in range(100_000):
-    NESTED = [NESTED]
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -96,7 +92,7 @@ for _ in range(100_000):
         ({"headers": {"é" * 128: 1}}, "its name is 256 bytes long"),
         ({"headers": {"a": {"b" * 256: 1}}}, "headers['a']: a name in it is 256 bytes long"),
         ({"headers": {"a": "\ud800"}}, "it has text that UTF-8 cannot represent"),
-        ({"headers": {"a": NESTED}}, "headers['a']: it is nested more than 100 levels deep"),
+        ({"headers": {"a": nested(100_000)}}, "headers['a']: it is nested more than 100 levels deep"),
         ({"headers": {"a": float("inf")}}, "headers['a']: inf is not a number that RabbitMQ can read"),
         ({"headers": {"a": [float("nan")]}}, "headers['a']: nan is not a number that RabbitMQ can read"),
         ({"headers": {"a": object()}}, "headers['a']: an object of type object is not a JSON value"),

@@ -9,7 +9,7 @@ from django_outbox.brokers import suspensions
 from django_outbox.brokers.rabbitmq.call import Destinations
 from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder
 from django_outbox.brokers.rabbitmq.publisher_connection import NACKED, Transmission
-from django_outbox.messages import ACCEPTED, Message, OutcomeKind
+from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
 from tests.support.outcomes import kinds
@@ -18,13 +18,9 @@ from tests.support.rabbitmq.tools import Broker, MakePublisher
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
-def make_batch(message: Message) -> Transmission:
-    return Transmission([message], RabbitMQEncoder(exchange="", mandatory=True).encode)
-
-
 def test_a_trial_that_is_confirmed_late_resumes_the_destination():
     destinations = Destinations("shop", Clock())
-    trial = make_batch(make_message("quorum"))
+    trial = Transmission([make_message("quorum")], RabbitMQEncoder(exchange="", mandatory=True).encode)
     destinations.set_aside("quorum", "stalled", "rabbitmq.stalled", trial)
     destinations.update()
     assert "quorum" in destinations.suspended

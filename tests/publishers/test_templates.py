@@ -16,7 +16,6 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
     [
         ("{topic}", "orders"),
         ("shop.{type}.{key}", "shop.order.created.k-1"),
-        ("{key}{key}", "k-1k-1"),
         ("fixed", "fixed"),
         ("{{{key}}}", "{k-1}"),
     ],

@@ -3,7 +3,7 @@
 import datetime
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_outbox.brokers.text_headers import RESERVED, own_headers, text_headers
@@ -37,6 +37,7 @@ def test_a_header_cannot_replace_a_field():
     assert "forged" not in dict(text_headers(message)).values()
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_text_stays_as_it_is_and_other_values_are_json(headers: dict[str, object]):
     found = dict(own_headers(make_message(headers=headers)))
