@@ -13,6 +13,7 @@ from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubj
 from tests.support.aws.answers import BATCH, AwsAnswers, Failures, Queue, Raw, Refusal
 from tests.support.claimed import make_message
 from tests.support.jars import ELASTICMQ
+from tests.support.outcomes import rejected, summary, waiting
 
 pytest_plugins = ["tests.support.aws.fixtures"]
 
@@ -32,7 +33,7 @@ def test_a_request_stays_below_the_limit_in_bytes(queue: Queue, aws: AwsAnswers)
     *accepted, too_large = queue.make(max_message_bytes=4096).publish(small * 10 + large)
     assert accepted == [ACCEPTED] * 10
     assert [len(each.entries) for each in aws.batches()].count(3) == 3
-    assert (too_large.kind, too_large.error_class) == (OutcomeKind.REJECTED, "aws.too_large")
+    assert summary(too_large) == rejected("aws.too_large")
     assert "max_message_bytes is 4,096" in too_large.error
 
 
@@ -80,9 +81,9 @@ def test_a_topic_delivers_to_its_queues_and_is_unavailable_in_an_outage():
         assert publisher.prepare() == ""
         payloads = [b"1", b"2" * subject.largest]
         messages = subject.messages(*payloads, type="order.größe", key="Schlüssel-1", headers={"tenant": "acme"})
-        accepted, rejected, largest = publisher.publish([messages[0], subject.poison(), messages[1]])
+        accepted, poison, largest = publisher.publish([messages[0], subject.poison(), messages[1]])
         assert accepted is largest is ACCEPTED
-        assert rejected.error_class == "aws.too_large"
+        assert summary(poison) == rejected("aws.too_large")
         received = [(each.message_id, each.body, each.type, each.key, each.headers) for each in subject.received()]
         assert sorted(received) == sorted(
             (each.message_id, each.payload, each.type, each.key, each.headers) for each in messages
@@ -99,13 +100,8 @@ def test_a_topic_delivers_to_its_queues_and_is_unavailable_in_an_outage():
 def test_an_entry_that_is_refused_for_good_is_rejected_and_the_others_are_accepted(queue: Queue, aws: AwsAnswers):
     aws.answer(BATCH, Failures({1: ("InvalidMessageContents", True), 2: ("SomethingNew", True)}))
     outcomes = queue.make().publish(queue.messages(4))
-    assert [each.kind for each in outcomes] == [
-        OutcomeKind.ACCEPTED,
-        OutcomeKind.REJECTED,
-        OutcomeKind.REJECTED,
-        OutcomeKind.ACCEPTED,
-    ]
-    assert outcomes[1].error_class == "aws.refused"
+    assert outcomes[0] is outcomes[3] is ACCEPTED
+    assert [summary(each) for each in outcomes[1:3]] == [rejected("aws.refused")] * 2
     assert outcomes[1].error == "InvalidMessageContents: the reason"
 
 
@@ -133,9 +129,7 @@ def test_throttled_entries_are_set_aside_and_nothing_more_is_sent_to_their_queue
     aws.answer(BATCH, Failures(throttled))
     outcomes = queue.make(concurrency=1).publish(queue.messages(25))
     assert outcomes[0] is ACCEPTED
-    assert {(each.kind, each.counted, each.error_class) for each in outcomes[1:]} == {
-        (OutcomeKind.DEFERRED, False, "aws.throttled")
-    }
+    assert {summary(each) for each in outcomes[1:]} == {waiting("aws.throttled")}
     assert {each.retry_after for each in outcomes[1:]} == {2.0}
     assert len(aws.batches()) == 1
 
@@ -147,10 +141,10 @@ def test_a_message_for_a_queue_that_does_not_exist_is_rejected_with_the_remedy(q
     missing = [make_message("outbox-missing"), make_message("", type="order.created")]
     publisher, (message,) = queue.make_for_topics(), queue.messages(1)
     assert publisher.name_destination(message) == queue.url
-    first, *rejected, last = publisher.publish([message, *missing, *queue.messages(1)])
+    first, *left, last = publisher.publish([message, *missing, *queue.messages(1)])
     assert first is last is ACCEPTED
-    assert {(each.kind, each.error_class) for each in rejected} == {(OutcomeKind.REJECTED, "aws.missing")}
-    assert all("create it" in each.error for each in rejected)
+    assert {summary(each) for each in left} == {rejected("aws.missing")}
+    assert all("create it" in each.error for each in left)
 
 
 def test_a_missing_queue_of_all_messages_is_an_outage_with_the_remedy(queue: Queue):

@@ -10,6 +10,7 @@ from tests.publishers.subjects.base import unique_name
 from tests.support.aws.answers import BATCH, AwsAnswers, Queue, Raw, Refusal, Trickle
 from tests.support.aws.server import client
 from tests.support.claimed import make_message
+from tests.support.outcomes import summary, waiting
 
 pytest_plugins = ["tests.support.aws.fixtures"]
 
@@ -17,7 +18,7 @@ pytest_plugins = ["tests.support.aws.fixtures"]
 def test_a_throttled_request_is_set_aside(queue: Queue, aws: AwsAnswers):
     aws.answer(BATCH, Refusal("KMSThrottling", status=429))
     (outcome,) = queue.make().publish(queue.messages(1))
-    assert (outcome.kind, outcome.counted) == (OutcomeKind.DEFERRED, False)
+    assert summary(outcome) == waiting("aws.throttled")
     assert outcome.retry_after == 2.0
 
 
@@ -60,9 +61,7 @@ def test_a_missing_permission_for_one_of_several_destinations_leaves_the_others(
     messages = [*queue.messages(12), make_message(other)]
     outcomes = queue.make_for_topics(concurrency=1).publish(messages)
     assert outcomes[12] is ACCEPTED
-    assert {(each.kind, each.counted, each.error_class) for each in outcomes[:12]} == {
-        (OutcomeKind.DEFERRED, False, "aws.denied")
-    }
+    assert {summary(each) for each in outcomes[:12]} == {waiting("aws.denied")}
     assert len(aws.batches()) == 2
 
 
@@ -93,11 +92,7 @@ def test_messages_for_which_there_is_no_time_are_set_aside(queue: Queue, aws: Aw
     aws.delay = 0.7
     outcomes = queue.make(timeout=2.0, concurrency=1).publish(queue.messages(100))
     assert outcomes[0] is ACCEPTED
-    assert (outcomes[-1].kind, outcomes[-1].counted, outcomes[-1].error_class) == (
-        OutcomeKind.DEFERRED,
-        False,
-        "aws.slow",
-    )
+    assert summary(outcomes[-1]) == waiting("aws.slow")
 
 
 def test_a_request_that_is_refused_for_one_of_its_messages_is_published_in_parts(queue: Queue, aws: AwsAnswers):

@@ -16,21 +16,9 @@ from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.publishers.test_cloudevents import an_order, assert_is_the_order
 from tests.support.claimed import make_message
 from tests.support.nats.tools import MakeJetStream, Nats
-from tests.support.outcomes import only
+from tests.support.outcomes import only, rejected, summary, waiting
 
 pytest_plugins = ["tests.support.nats.fixtures"]
-
-
-def summary(outcome: Outcome) -> tuple[OutcomeKind, str, bool]:
-    return outcome.kind, outcome.error_class, outcome.counted
-
-
-def rejected(error_class: str) -> tuple[OutcomeKind, str, bool]:
-    return OutcomeKind.REJECTED, error_class, True
-
-
-def waiting(error_class: str) -> tuple[OutcomeKind, str, bool]:
-    return OutcomeKind.DEFERRED, error_class, False
 
 
 # What is sent

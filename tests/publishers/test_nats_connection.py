@@ -99,7 +99,7 @@ def test_a_connection_that_may_no_longer_receive_confirmations_is_replaced(make_
         publisher = make_jetstream(f"nats://a:a@127.0.0.1:{server.port}")
         assert publisher.prepare() == ""
         server.reload(users.format("none"))
-        eventually(lambda: "permit the user to subscribe to it" in publisher.prepare())
+        eventually(lambda: "permit the user to subscribe to it, or set inbox_prefix" in publisher.prepare())
         server.reload(users.format("_INBOX.>"))
         assert publisher.prepare() == ""
 

@@ -71,12 +71,6 @@ def test_a_user_who_may_only_publish_needs_no_other_permission(
     assert "permit the user to publish to $JS.API.STREAM.NAMES" in outcome.error
 
 
-def test_a_user_who_may_not_subscribe_to_the_inbox_gets_the_remedy(guarded: NatsServer, make_jetstream: MakeJetStream):
-    error = make_jetstream(guarded.url_for("narrow:x")).prepare()
-    assert "permissions violation for subscription" in error
-    assert "set inbox_prefix" in error
-
-
 # TLS
 
 

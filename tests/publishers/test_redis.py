@@ -32,7 +32,7 @@ def client() -> Iterator[Any]:
 def stream(client: Any) -> Iterator[str]:
     name = unique_name()
     yield name
-    client.delete(name, f"{name}.a", f"{name}.b")
+    client.delete(name)
 
 
 @pytest.fixture
@@ -78,17 +78,10 @@ def test_a_stream_is_trimmed_to_about_its_maximum_length(client, stream, make):
     assert 100 <= client.xlen(stream) <= 300
 
 
-def test_the_stream_may_depend_on_the_message(client, stream, make):
-    publisher = make(stream=f"{stream}.{{key}}")
-    messages = [make_message("ignored", key=key) for key in ("a", "b", "b")]
-    assert publisher.publish(messages) == [ACCEPTED] * 3
-    assert publisher.name_destination(messages[0]) == f"{stream}.a"
-    assert (client.xlen(f"{stream}.a"), client.xlen(f"{stream}.b")) == (1, 2)
-
-
 def test_a_message_without_a_stream_or_with_text_beyond_utf_8_is_rejected_alone(client, stream, make):
     publisher = make(stream="{key}")
     messages = [make_message(key=stream), make_message(), make_message(key=stream, headers={"a": "\ud800"})]
+    assert publisher.name_destination(messages[0]) == stream
     outcomes = publisher.publish(messages)
     assert [outcome.error_class for outcome in outcomes] == ["", *["redis.unencodable"] * 2]
     assert client.xlen(stream) == 1

@@ -19,3 +19,16 @@ def only_error(outcomes: Sequence[Outcome], kind: OutcomeKind) -> str:
     assert {*kinds(outcomes)} == {kind}
     (error,) = {outcome.error for outcome in outcomes}
     return error
+
+
+def summary(outcome: Outcome) -> tuple[OutcomeKind, str, bool]:
+    """Return what decides about a message; `rejected` and `waiting` return what is expected."""
+    return outcome.kind, outcome.error_class, outcome.counted
+
+
+def rejected(error_class: str) -> tuple[OutcomeKind, str, bool]:
+    return OutcomeKind.REJECTED, error_class, True
+
+
+def waiting(error_class: str) -> tuple[OutcomeKind, str, bool]:
+    return OutcomeKind.DEFERRED, error_class, False

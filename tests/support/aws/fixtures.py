@@ -1,7 +1,7 @@
 """Fixtures of the tests of AWS: `pytest_plugins = ["tests.support.aws.fixtures"]`."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -10,9 +10,8 @@ from tests.support.aws.answers import AwsAnswers, Queue
 
 @pytest.fixture
 def aws() -> Iterator[AwsAnswers]:
-    server = AwsAnswers()
-    yield server
-    server.close()
+    with closing(AwsAnswers()) as server:
+        yield server
 
 
 @pytest.fixture

@@ -42,10 +42,10 @@ def address(url: str = "") -> tuple[str, int]:
 
 
 @functools.cache
-def client(service: str, connections: int = 10, url: str = "") -> Any:
-    """Return the tests' own client of a service, which keeps that many connections."""
+def client(service: str, url: str = "") -> Any:
+    """Return the tests' own client of a service."""
     session = boto3.session.Session(region_name=REGION, **CREDENTIALS)
-    config = Config(retries={"total_max_attempts": 1}, max_pool_connections=connections)
+    config = Config(retries={"total_max_attempts": 1})
     return session.client(service, endpoint_url=url or endpoint_url(), config=config)
 
 

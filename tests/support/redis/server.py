@@ -14,26 +14,21 @@ from tests.support.waiting import eventually
 class RedisServer:
     """A server without persistence, with its files in a folder that exists."""
 
-    def __init__(self, folder: Path, *arguments: str, program: str = "redis-server") -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         self.port = free_port()
-        self._folder = folder / str(self.port)
-        self._folder.mkdir()
-        self._arguments = arguments
-        self._program = program
-        self.start()
+        own_folder = folder / str(self.port)
+        own_folder.mkdir()
+        config = own_folder / "server.conf"
+        config.touch()
+        settings = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(own_folder))
+        command = ["redis-server", str(config), *settings, *arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.client: Any = redis.Redis(port=self.port)
+        eventually(self._answers, "the server answers")
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        settings = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder))
-        config = self._folder / "server.conf"
-        config.touch()
-        command = [self._program, str(config), *settings, *self._arguments]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.client: Any = redis.Redis(port=self.port)
-        eventually(self._answers, "the server answers")
 
     def freeze(self) -> None:
         freeze(self._process)
@@ -41,19 +36,13 @@ class RedisServer:
     def thaw(self) -> None:
         thaw(self._process)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        self.client.close()
-        self.kill()
-
     def __enter__(self) -> "RedisServer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.client.close()
+        self._process.kill()
+        self._process.wait()
 
     def _answers(self) -> bool:
         try:
