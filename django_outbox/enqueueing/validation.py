@@ -307,10 +307,7 @@ class _Node(NamedTuple):
         while node.parent is not None:
             names.append(f"[{_name(node.name)}]")
             node = node.parent
-        path = "".join(reversed(names))
-        if len(path) <= MAX_PATH_LENGTH:
-            return path
-        return f"{path[: MAX_PATH_LENGTH // 2]}…{path[1 - MAX_PATH_LENGTH // 2 :]}"
+        return shorten("".join(reversed(names)), MAX_PATH_LENGTH)
 
 
 def _name(name: Any) -> str:
