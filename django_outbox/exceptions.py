@@ -1,19 +1,4 @@
-"""The exceptions of `django_outbox`.
-
-    OutboxError
-    ├── TransactionRequired   (also a RuntimeError)
-    ├── TransactionForbidden  (also a RuntimeError)
-    ├── InvalidMessage        (also a ValueError)
-    ├── InvalidEvent          (also a ValueError)
-    ├── UnknownEvent          (also a LookupError)
-    ├── RelayUnavailable
-    ├── NotMigrated
-    ├── ArchiveUnavailable
-    ├── TransactionTimeout
-    └── HandlerTimeout        (also a TimeoutError)
-
-An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
-"""
+"""The exceptions of `django_outbox`. An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`."""
 
 __all__ = [
     "ArchiveUnavailable",
