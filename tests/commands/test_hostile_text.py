@@ -12,6 +12,7 @@ from django_outbox.brokers.console import ConsolePublisher
 from django_outbox.messages import ACCEPTED, Message
 from django_outbox.models import Heartbeat, OutboxMessage, Pause
 from django_outbox.stores.clock import read_clock
+from tests.support.claimed import make_message
 
 pytestmark = pytest.mark.django_db(databases=["default"])
 
@@ -87,3 +88,10 @@ def test_the_console_publisher_prints_one_line_of_json_for_each_message(capsys: 
         assert found["message_id"] == str(id)
         assert (found["type"], found["key"], found["headers"]) == (HOSTILE, HOSTILE, headers)
         assert found["payload"] == {"of a service": HOSTILE}
+
+
+def test_the_console_publisher_writes_to_a_console_that_lacks_characters(monkeypatch: pytest.MonkeyPatch):
+    output = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(output, encoding="ascii"))
+    assert ConsolePublisher("default").publish([make_message(type="größe")]) == [ACCEPTED]
+    assert rb"gr\xf6\xdfe" in output.getvalue()
