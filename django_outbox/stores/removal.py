@@ -64,9 +64,6 @@ class Page(NamedTuple):
 class Removal(abc.ABC):
     """Lists, reads and deletes rows over the connection of a store."""
 
-    can_lock: ClassVar[bool] = True
-    """Whether listed rows are locked until the end of the transaction."""
-
     SIZE: ClassVar[str]
     """SQL of the approximate size of a row in bytes."""
     OLD: ClassVar[str]
@@ -96,7 +93,7 @@ class Removal(abc.ABC):
     def list_failed(self, ids: Sequence[int]) -> list[Listed]:
         """List and lock the messages among these that have failed, in the order of their ids."""
         sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id"
-        if self.can_lock:
+        if self.connection.features.has_select_for_update:
             sql += " FOR UPDATE"
         return [Listed(*row) for row in self.store.fetch(*self._for(sql, ids))]
 
@@ -178,7 +175,6 @@ SELECT id, {SIZE} FROM {{table}} FORCE INDEX (PRIMARY) WHERE id IN ids AND state
 class SQLiteRemoval(Removal):
     """Locks nothing, because a writer that waits for an upload would stop all others: `delete` shows what is lost."""
 
-    can_lock = False
     SIZE = (
         "length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(error)"
         " + ifnull(length(CAST(history AS BLOB)), 0) + ifnull(length(CAST(original AS BLOB)), 0)"
@@ -202,7 +198,6 @@ ORDER BY processed_at, id LIMIT %s
 
 
 def make_removal(store: Store) -> Removal:
-    """Return the `Removal` for a store's kind of database."""
     if isinstance(store, PostgreSQLStore):
         return PostgreSQLRemoval(store)
     return MySQLRemoval(store) if isinstance(store, MySQLStore) else SQLiteRemoval(store)

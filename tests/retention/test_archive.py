@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -40,13 +39,7 @@ from tests.support.messages import ago, put, rows, write
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def archive(tmp_path: Path) -> Iterator[Path]:
-    with archiving(tmp_path, FAILING):
-        yield tmp_path
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("archive")]
 
 
 def remove(using: str, reason: str) -> int:

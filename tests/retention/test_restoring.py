@@ -3,9 +3,7 @@
 import datetime
 import json
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +17,11 @@ from django_outbox.retention.archive.lines import decode
 from django_outbox.retention.archive.restoring import restore
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
-from tests.support.archives import archived_messages, archives, archiving, failed, processed, storage_of
+from tests.support.archives import archived_messages, archives, failed, processed, storage_of
 from tests.support.json_values import nested
 from tests.support.messages import rows, write
 
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("archive")]
 
 TABLE = OutboxMessage._meta.db_table
 
@@ -41,12 +39,6 @@ PAYLOADS: dict[str, Any] = {
     "nested": nested(30, dict),
     "empty": {},
 }
-
-
-@pytest.fixture(autouse=True)
-def archive(tmp_path: Path) -> Iterator[None]:
-    with archiving(tmp_path):
-        yield
 
 
 def restore_all(using: str, status: Status = Status.FAILED) -> int:
