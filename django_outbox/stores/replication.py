@@ -105,7 +105,6 @@ class LogReader:
         self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """End the connection."""
         self._selector.close()
         self._connection.close()
 

@@ -176,7 +176,6 @@ class Settlement:
         return len(self.processed) + len(self.failed) + len(self.retried)
 
     def only(self, ids: Set[int]) -> "Settlement":
-        """Return the new states of some messages."""
         return Settlement(
             [id for id in self.processed if id in ids],
             [row for row in self.failed if row.id in ids],
@@ -185,7 +184,6 @@ class Settlement:
         )
 
     def without(self, ids: Iterable[int]) -> "Settlement":
-        """Return the new states of the other messages."""
         return self.only({*self.ids, *(row.id for row in self.held)}.difference(ids))
 
     @property

@@ -302,7 +302,6 @@ class Stream:
         rows.bulk_create([StreamPosition(publisher=self._publisher)], ignore_conflicts=True)
 
     def find_position(self) -> StoredPosition | None:
-        """Return the position; None if there is no stream."""
         rows = self._store.fetch(POSITION, [self._publisher])
         return StoredPosition(*rows[0]) if rows else None
 

@@ -111,7 +111,6 @@ class Publication(NamedTuple):
 
 
 def find_publication(store: PostgreSQLStore) -> Publication:
-    """Return the publication of a database."""
     rows = store.fetch(FIND_PUBLICATION)
     return Publication(*rows[0]) if rows else Publication()
 
