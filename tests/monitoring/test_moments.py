@@ -63,8 +63,14 @@ FOREVER = float("inf")
 DELIVERING, NOT_DELIVERING = (OK, "delivering"), (WARNING, "not_delivering")
 UNAVAILABLE, BEHIND = (WARNING, "unavailable"), (WARNING, "behind")
 TABLE = {
-    # A relay that was killed may have reported just before, so it is silent for 5 to 15 seconds after 5.
-    "killed": ((DELIVERING, 0, 29), (NOT_DELIVERING, 6, 85), ((CRITICAL, "not_delivering"), 50, FOREVER)),
+    # A relay that was killed may have reported just before, so it is silent for 5 to 15 seconds after 5; and the other
+    # one may have reported some seconds later.
+    "killed": (
+        (DELIVERING, 0, 29),
+        ((WARNING, "not_reporting"), 6, 29),
+        (NOT_DELIVERING, 6, 85),
+        ((CRITICAL, "not_delivering"), 50, FOREVER),
+    ),
     # The outage is in the next report.
     "cut": ((DELIVERING, 0, 14), (UNAVAILABLE, 0, 85), ((CRITICAL, "unavailable"), 50, FOREVER)),
     # Messages are late after a minute.
@@ -75,6 +81,7 @@ TABLE = {
 PERIOD = r"(\d+ s|\d min( \d+ s)?)"
 SENTENCES = {
     "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
+    "not_reporting": rf"1 of 2 relays \(\S+\) has not reported for {PERIOD}: [\d,]+ due for 'default'\.",
     "not_delivering": rf"Not delivering for {PERIOD}: [\d,]+ due for 'default', no relay is running \(2 last seen "
     rf"{PERIOD} ago\)\.",
     "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD}(?: \(.+\))?: [\d,]+ due\.",
