@@ -24,7 +24,7 @@ class WakeUps:
     def __init__(self, service: ServiceState) -> None:
         self._service = service
         self._awake: set[str] = set()
-        self._polled_at: dict[str, float] = {}
+        self._polled_at: dict[tuple[str, bool], float] = {}
 
     def wake(self, names: Iterable[str]) -> None:
         """Wake one worker for each name, usually a publisher: one that waits, or else the next to wait."""
@@ -41,19 +41,21 @@ class WakeUps:
     def wait(self, publisher_alias: str, names: frozenset[str], seconds: float) -> bool:
         """Wait at most this long, and return whether there was a wake-up with one of these names.
 
-        Workers of a publisher poll in turn: the time counts from the last one of them that waited in vain.
+        Workers of a publisher poll in turn: the time counts from the last one of them that waited in vain. Those that
+        stand by, which have no names, poll in turn among themselves, because they do not look for new messages.
         """
-        service, left, polled_at = self._service, seconds, self._polled_at.get(publisher_alias, 0.0)
+        turn = publisher_alias, bool(names)
+        service, left, polled_at = self._service, seconds, self._polled_at.get(turn, 0.0)
         with service.changed:
             while not service.changed.wait_for(lambda: service.stopping or not self._awake.isdisjoint(names), left):
-                if self._polled_at.get(publisher_alias, 0.0) <= polled_at:
+                if self._polled_at.get(turn, 0.0) <= polled_at:
                     break
-                polled_at = self._polled_at[publisher_alias]
+                polled_at = self._polled_at[turn]
                 left = polled_at + seconds - time.monotonic()
             woken = not self._awake.isdisjoint(names)
             self._awake -= names
             if not woken:
-                self._polled_at[publisher_alias] = time.monotonic()
+                self._polled_at[turn] = time.monotonic()
         return woken
 
 

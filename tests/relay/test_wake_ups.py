@@ -162,15 +162,23 @@ class TestIdleWaits:
         waiting.wake(["default"])
         assert sorted(waiting.wait("default", DEFAULT, 0) for _ in range(2)) == [False, True]
 
-    def test_workers_of_a_publisher_poll_in_turn(self, waiting: WakeUps):
-        def poll(names: frozenset[str], seconds: float) -> float:
+    @pytest.mark.parametrize("names", [DEFAULT, frozenset()], ids=["work", "stand by"])
+    def test_workers_of_a_publisher_poll_in_turn(self, waiting: WakeUps, names: frozenset[str]):
+        def poll(seconds: float) -> float:
             assert not waiting.wait("default", names, seconds)
             return time.monotonic()
 
-        # One without names stands by for the one that reads the log.
         with ThreadPoolExecutor() as pool:
-            first, second = pool.map(poll, [frozenset[str](), DEFAULT], [0.2, 0.3])
+            first, second = pool.map(poll, [0.2, 0.3])
         assert second - first >= 0.29
+
+    def test_a_worker_that_stands_by_does_not_delay_the_one_that_reads_the_log(self, waiting: WakeUps):
+        with ThreadPoolExecutor() as pool:
+            reader = pool.submit(waiting.wait, "default", DEFAULT, 0.3)
+            end = time.monotonic() + 20
+            while not reader.done() and time.monotonic() < end:
+                waiting.wait("default", frozenset(), 0.05)
+            assert reader.done()
 
     def test_workers_of_different_publishers_poll_independently(self, waiting: WakeUps):
         with ThreadPoolExecutor() as pool:
