@@ -148,6 +148,8 @@ def _run(publisher: Publisher, state: RelayState) -> None:
         while not state.is_done():
             attempt = worker.deliver()
             worker.pause(worker.idle_wait() if attempt.is_idle else attempt.wait)
+    # After `max_messages`, others may be waiting for work.
+    state.service.stop()
 
 
 def drain(publisher: Publisher, state: RelayState, deadline: float) -> None:

@@ -1,7 +1,9 @@
 """The relay: claim, publish, settle; waiting; stopping; outages of the broker and of the database."""
 
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +18,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, rejected, retry_later, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
+from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import end_other_sessions
@@ -35,6 +38,12 @@ def statuses(using: str = "default") -> dict[Status, int]:
     for message in OutboxMessage.objects.using(using):
         counts[message.status] = counts.get(message.status, 0) + 1
     return counts
+
+
+def waiting_workers() -> int:
+    """Return the number of workers of relays that wait for work."""
+    frames = sys._current_frames().values()
+    return sum(WakeUps.wait.__code__ in {frame.f_code for frame, _ in traceback.walk_stack(each)} for each in frames)
 
 
 @pytest.fixture
@@ -135,6 +144,15 @@ def test_max_messages_is_never_exceeded(workers: int):
     with Relay(max_messages=12, batch_size=5, workers=workers) as relay:
         assert relay.run().processed == 12
     assert statuses() == {Status.PROCESSED: 12, Status.PENDING: 18}
+
+
+def test_workers_that_wait_end_when_max_messages_are_settled(running: Callable[..., Relay], scripted: Script):
+    limits = replace(QUICK, first_idle_wait=600.0)
+    relay = running(using="postgresql", max_messages=1, poll_interval=600, limits=limits)
+    eventually(lambda: waiting_workers() == 2)
+    put(1, "postgresql")
+    relay._state.wake_ups.wake(["default"])
+    eventually(lambda: scripted.published() and waiting_workers() == 0)
 
 
 def test_a_batch_is_bounded_in_bytes(using: str, scripted: Script):
