@@ -143,7 +143,7 @@ class Relay:
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called."""
+        """Whether `stop` was called, or `max_messages` are settled."""
         return self._state.service.stopping
 
     def run(self) -> Tally:
