@@ -37,7 +37,7 @@ class Limits(ServiceLimits):
         table_interval: time between two looks at the table of a publisher that has a stream, if the last one found
             nothing.
         standby_interval: time between two attempts to take over a stream from another worker, which is fastest if it
-            goes on.
+            goes on; longer than the idle waits of that worker, so that one of the same relay does not try meanwhile.
         follow_pause: how long an open claim waits for the log to bring further messages.
         follow_time: time after which an open claim is settled although the log brings further messages.
         log_patience: time after which the log counts as behind, if it has not reached a sample.
@@ -65,7 +65,7 @@ class Limits(ServiceLimits):
     idle_after: float = 0.5
     relist_after: float = 10.0
     table_interval: float = 0.1
-    standby_interval: float = 1.0
+    standby_interval: float = 2.0
     follow_pause: float = 0.02
     follow_time: float = 0.05
     log_patience: float = 1.0

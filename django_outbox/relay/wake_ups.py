@@ -42,15 +42,20 @@ class WakeUps:
         """Wait at most this long, and return whether there was a wake-up with one of these names.
 
         Workers of a publisher poll in turn: the time counts from the last one of them that waited in vain. Those that
-        stand by, which have no names, poll in turn among themselves, because they do not look for new messages.
+        stand by, which have no names, delay no other, because they do not look for new messages.
         """
         turn = publisher_alias, bool(names)
-        service, left, polled_at = self._service, seconds, self._polled_at.get(turn, 0.0)
+        turns = {(publisher_alias, True), turn}
+
+        def last_poll() -> float:
+            return max(self._polled_at.get(each, 0.0) for each in turns)
+
+        service, left, polled_at = self._service, seconds, last_poll()
         with service.changed:
             while not service.changed.wait_for(lambda: service.stopping or not self._awake.isdisjoint(names), left):
-                if self._polled_at.get(turn, 0.0) <= polled_at:
+                if last_poll() <= polled_at:
                     break
-                polled_at = self._polled_at[turn]
+                polled_at = last_poll()
                 left = polled_at + seconds - time.monotonic()
             woken = not self._awake.isdisjoint(names)
             self._awake -= names

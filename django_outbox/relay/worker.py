@@ -99,8 +99,7 @@ class Worker:
         if self.source.lags and not self.source.caught_up:
             return 0.0
         doublings = min(self._empty_claims - 1, 16)
-        longest = min(self._state.poll_interval, self.source.longest_wait)
-        return min(self._limits.first_idle_wait * 2.0**doublings, longest)
+        return min(self._limits.first_idle_wait * 2.0**doublings, self.source.longest_wait(self._state.poll_interval))
 
     def pause(self, seconds: float) -> None:
         """Wait; after an empty claim, only until there is work."""

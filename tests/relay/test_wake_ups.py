@@ -180,6 +180,17 @@ class TestIdleWaits:
                 waiting.wait("default", frozenset(), 0.05)
             assert reader.done()
 
+    def test_a_worker_that_stands_by_waits_for_the_one_that_reads_the_log(self, waiting: WakeUps):
+        def read() -> float:
+            for _ in range(5):
+                assert not waiting.wait("default", DEFAULT, 0.1)
+            return time.monotonic()
+
+        with ThreadPoolExecutor() as pool:
+            reader = pool.submit(read)
+            assert not waiting.wait("default", frozenset(), 0.3)
+            assert time.monotonic() - reader.result() >= 0.25
+
     def test_workers_of_different_publishers_poll_independently(self, waiting: WakeUps):
         with ThreadPoolExecutor() as pool:
             began = time.monotonic()

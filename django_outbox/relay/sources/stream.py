@@ -197,11 +197,10 @@ class StreamReader:
         names = frozenset([self._table.publisher_alias])
         return names if self._log is None else self._log.add_wake_ups(names)
 
-    @property
-    def longest_wait(self) -> float:
-        """The seconds that an idle worker may wait for a wake-up."""
-        # Nothing else would show that the worker that reads the log has ended.
-        return self._limits.standby_interval if self._log is not None and self._log.stands_by else math.inf
+    def longest_wait(self, poll_interval: float) -> float:
+        """Return the seconds that an idle worker may wait for a wake-up."""
+        # While another worker reads the log, only its end is to be noticed.
+        return self._limits.standby_interval if self._log is not None and self._log.stands_by else poll_interval
 
     def close(self) -> None:
         if self._log is not None:

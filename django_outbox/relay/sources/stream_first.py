@@ -92,9 +92,8 @@ class StreamFirst:
     def is_late(self) -> bool:
         return self.table.is_late
 
-    @property
-    def longest_wait(self) -> float:
-        return self.stream.longest_wait
+    def longest_wait(self, poll_interval: float) -> float:
+        return self.stream.longest_wait(poll_interval)
 
     @property
     def wake_ups(self) -> frozenset[str]:

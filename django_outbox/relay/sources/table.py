@@ -1,6 +1,5 @@
 """Claims from the table, by queries: each one looks for due messages from where the last one ended."""
 
-import math
 import sys
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
@@ -138,10 +137,9 @@ class TableSource:
         """Whether the next claim should follow at once, although this one found nothing."""
         return self._cursor.lags
 
-    @property
-    def longest_wait(self) -> float:
-        """The seconds that an idle worker may wait for a wake-up."""
-        return math.inf
+    def longest_wait(self, poll_interval: float) -> float:
+        """Return the seconds that an idle worker may wait for a wake-up."""
+        return poll_interval
 
     def sweep_next(self) -> None:
         """Make the next claim look everywhere, regardless of the cost."""
