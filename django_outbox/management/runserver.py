@@ -60,7 +60,7 @@ class _Delivery:
                     self._relay.run()
             except OutboxError as error:
                 sys.stderr.write(
-                    f"The outbox's messages are delivered no more: {one_line(error)} Restart the server.\n"
+                    f"The outbox's messages are no longer delivered: {one_line(error)} Restart the server.\n"
                 )
 
     def _stop(self) -> None:

@@ -53,9 +53,9 @@ class WakeUps:
         service, left, polled_at = self._service, seconds, last_poll()
         with service.changed:
             while not service.changed.wait_for(lambda: service.stopping or not self._awake.isdisjoint(names), left):
-                if last_poll() <= polled_at:
+                if (last := last_poll()) <= polled_at:
                     break
-                polled_at = last_poll()
+                polled_at = last
                 left = polled_at + seconds - time.monotonic()
             woken = not self._awake.isdisjoint(names)
             self._awake -= names
