@@ -189,7 +189,7 @@ class Run:
             self._progress.update()
             done = len(self._inflicted)
             if breaking.failures:
-                raise SuiteError(breaking.failures[0])
+                raise SuiteError(f"{breaking.failures[0]}\n{stage.scene()}")
             if time.monotonic() > self._deadline:
                 raise TimeoutError(f"the load was not over after {plan.minutes:g} minutes")
             running = breaking.running

@@ -29,8 +29,8 @@ SEED = int(os.environ.get("OUTBOX_FAULTS_SEED", "7"))
 """Seed of the messages and faults of the short runs."""
 
 
-def run(**options: Any) -> None:
-    result = Run(Plan(seed=SEED, minutes=6, **options)).execute()
+def run(logs: Path, **options: Any) -> None:
+    result = Run(Plan(seed=SEED, minutes=6, keep_logs=logs, **options)).execute()
     if not result.good:
         pytest.fail(table(result), pytrace=False)
     assert len(result.faults) == options["faults"]
@@ -39,24 +39,25 @@ def run(**options: Any) -> None:
 
 
 @pytest.mark.slow
-def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
-    run(database="postgresql", messages=5_000, keys=200, faults=len(faults_for("rabbitmq")), notify=True)
+def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once(tmp_path: Path):
+    run(tmp_path, database="postgresql", messages=5_000, keys=200, faults=len(faults_for("rabbitmq")), notify=True)
 
 
 @pytest.mark.slow
-def test_every_promise_is_kept_by_streams_under_faults():
+def test_every_promise_is_kept_by_streams_under_faults(tmp_path: Path):
     """A relay lists the messages of its stream, too, until it reads the log."""
     of_relays = ("all-relays-killed", "relay-paused-too-long", "relay-stopped-in-hand")
     kinds = (*of_relays, "backends-ended", "database-killed", "snapshot-held")
-    run(database="postgresql", source="log", messages=2_000, faults=len(kinds), kinds=kinds, notify=True)
+    run(tmp_path, database="postgresql", source="log", messages=2_000, faults=len(kinds), kinds=kinds, notify=True)
 
 
 @pytest.mark.slow
-def test_every_promise_is_kept_on_mariadb_under_faults():
+def test_every_promise_is_kept_on_mariadb_under_faults(tmp_path: Path):
     """The faults that depend on the database, and messages that are locked or wait."""
     of_database = tuple(each.name for each in faults_for("rabbitmq") if each.lane == "database")
     kinds = (*of_database, "database-half-open", "locks-kept", "keys-waiting")
     run(
+        tmp_path,
         database="mariadb",
         messages=3_000,
         keys=100,
@@ -69,16 +70,16 @@ def test_every_promise_is_kept_on_mariadb_under_faults():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broker", ["redis", "nats"])
-def test_every_promise_is_kept_by_other_brokers_while_they_break(broker: str):
+def test_every_promise_is_kept_by_other_brokers_while_they_break(tmp_path: Path, broker: str):
     kinds = tuple(each.name for each in faults_for(broker) if each.lane == "broker")
-    run(database="postgresql", broker=broker, messages=2_000, keys=50, faults=len(kinds), kinds=kinds)
+    run(tmp_path, database="postgresql", broker=broker, messages=2_000, keys=50, faults=len(kinds), kinds=kinds)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not KAFKA.is_usable, reason=KAFKA.remedy)
-def test_every_promise_is_kept_by_a_cluster_of_kafka_while_its_brokers_fail():
+def test_every_promise_is_kept_by_a_cluster_of_kafka_while_its_brokers_fail(tmp_path: Path):
     kinds = ("leader-killed", "leader-frozen", "controller-killed", "broker-unreachable", "all-relays-killed")
-    run(broker="kafka", messages=1_500, keys=50, faults=len(kinds), kinds=kinds)
+    run(tmp_path, broker="kafka", messages=1_500, keys=50, faults=len(kinds), kinds=kinds)
 
 
 def test_a_kind_of_fault_that_the_broker_does_not_have_is_refused_by_name():
