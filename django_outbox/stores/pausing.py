@@ -45,9 +45,6 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
 
     Returns:
         False if it was paused already. The earlier reason is kept.
-
-    Raises:
-        IntegrityError: another operator is resuming it at this moment. Nothing was changed.
     """
     alias = using or router.db_for_write(OutboxMessage)
     values = {"reason": reason[:MAX_REASON_LENGTH], "paused_by": by[:MAX_BY_LENGTH]}
@@ -55,7 +52,7 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
     # The messages of this type are being released; it is paused again.
     if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
         return True
-    return rows.filter(resumed_at=None).get_or_create(publisher=publisher, type=type, defaults=values)[1]
+    return rows.get_or_create(publisher=publisher, type=type, defaults=values)[1]
 
 
 def resume(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_outbox.exceptions import TransactionForbidden
 from django_outbox.messages import ACCEPTED, Message, Outcome, OutcomeKind
@@ -193,6 +194,20 @@ def test_a_second_pause_keeps_the_first_reason(using: str):
     assert pause("default", using=using, reason="one", by="ada")
     assert not pause("default", using=using, reason="two", by="bob")
     assert Pause.objects.using(using).get().reason == "one"
+
+
+def test_a_pause_that_meets_a_resume_changes_nothing(using: str):
+    pause("default", "a", using=using)
+
+    def resume_after(execute: Any, sql: str, *arguments: Any) -> Any:
+        result = execute(sql, *arguments)
+        if pauses:
+            pauses.pop().update(resumed_at=timezone.now())
+        return result
+
+    pauses = [Pause.objects.using(using)]
+    with connections[using].execute_wrapper(resume_after):
+        assert not pause("default", "a", using=using)
 
 
 def test_nothing_is_lost_and_order_is_kept_while_types_and_publishers_are_paused_and_resumed(
