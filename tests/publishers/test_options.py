@@ -83,7 +83,8 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (http, {"allow_private_addresses": "yes"}, "allow_private_addresses is 'yes'"),
     (kafka, {"config": None}, "config must be a dict"),
     (kafka, {"config": {}}, "bootstrap.servers is missing"),
-    (kafka, {"config": {**SERVERS, "acks": 1}}, "config: acks cannot be set; remove it"),
+    (kafka, {"config": {**SERVERS, "acks": 1}}, "config: acks cannot be set; remove it, because delivery"),
+    (kafka, {"config": {**SERVERS, "delivery.timeout.ms": 1}}, "delivery.timeout.ms cannot be set; set the option timeout"),
     (kafka, {"config": {**SERVERS, "metadata.broker.list": "a"}}, "metadata.broker.list cannot be set"),
     (kafka, {"config": {**SERVERS, "partitioner": "random"}}, "messages of a key would not stay in order"),
     (kafka, {"config": {**SERVERS, "topic.partitioner": "random"}}, "partitioner is 'random'"),
@@ -97,6 +98,7 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     ),
     (kafka_consumer, {"config": {}}, "bootstrap.servers is missing"),
     (kafka_consumer, {"config": {**SERVERS, "auto.offset.reset": "latest"}}, "auto.offset.reset cannot be set"),
+    (kafka_consumer, {"config": {**SERVERS, "group.id": "a"}}, "group.id cannot be set; set the option group"),
     (kafka_consumer, {"config": {**SERVERS, "on_commit": print}}, "on_commit cannot be set"),
     (kafka_consumer, {"config": {**SERVERS, "no.such.option": 1}}, "No such configuration property"),
     (

@@ -61,6 +61,9 @@ _REFUSED_BY_CONSUMER = _REFUSED | {
 }
 """Options of librdkafka that the consumer sets itself: a new group begins with the oldest record."""
 
+_INSTEAD = {"group.id": "group", "delivery.timeout.ms": "timeout", "message.timeout.ms": "timeout"}
+"""Refused options of librdkafka, and the options of the publisher or the consumer that set them."""
+
 _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     **_DEFAULTS,
     # A quarter of the default, because the messages ahead are in memory.
@@ -152,8 +155,11 @@ def _require_config(config: object, refused: Collection[str]) -> dict[str, Any]:
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():
         # librdkafka takes the options of topics with this prefix, too.
-        if name.removeprefix("topic.") in refused:
-            raise ImproperlyConfigured(f"config: {name} cannot be set; remove it. Delivery depends on its value.")
+        if (option := name.removeprefix("topic.")) in refused:
+            remedy = "remove it, because delivery depends on its value"
+            if option in _INSTEAD:
+                remedy = f"set the option {_INSTEAD[option]} instead"
+            raise ImproperlyConfigured(f"config: {name} cannot be set; {remedy}.")
         if name != "oauth_cb" and not isinstance(value, str | numbers.Real):
             raise ImproperlyConfigured(f"config: {name} must be a string, a number, True or False.")
     servers = config.get("bootstrap.servers")
