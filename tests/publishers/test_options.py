@@ -84,7 +84,11 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (kafka, {"config": None}, "config must be a dict"),
     (kafka, {"config": {}}, "bootstrap.servers is missing"),
     (kafka, {"config": {**SERVERS, "acks": 1}}, "config: acks cannot be set; remove it, because delivery"),
-    (kafka, {"config": {**SERVERS, "delivery.timeout.ms": 1}}, "delivery.timeout.ms cannot be set; set the option timeout"),
+    (
+        kafka,
+        {"config": {**SERVERS, "delivery.timeout.ms": 1}},
+        "delivery.timeout.ms cannot be set; set the option timeout",
+    ),
     (kafka, {"config": {**SERVERS, "metadata.broker.list": "a"}}, "metadata.broker.list cannot be set"),
     (kafka, {"config": {**SERVERS, "partitioner": "random"}}, "messages of a key would not stay in order"),
     (kafka, {"config": {**SERVERS, "topic.partitioner": "random"}}, "partitioner is 'random'"),
