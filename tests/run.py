@@ -49,6 +49,17 @@ Steps = dict[str, list[str]]
 """The arguments of `python -m` for each step, by the step's name."""
 
 
+class Ended(NamedTuple):
+    """A step that has ended: its name, its exit code and the seconds that it took."""
+
+    name: str
+    code: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {f'FAILED ({self.code})' if self.code else 'passed'} in {self.seconds:.0f} s"
+
+
 class Program(NamedTuple):
     """A program that some tests need. It is installed if it is missing and this user may."""
 
@@ -88,18 +99,31 @@ def main(arguments: list[str]) -> int:
     # It hides what happens to output that is still in a buffer when a process ends.
     os.environ.pop("PYTHONUNBUFFERED", None)
     install("test" if pytest_arguments else "dev")
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(1) as pool:
+        # On a bare machine, they are done before the servers are downloaded.
+        checks = pool.submit(run_steps, {} if pytest_arguments else quick_checks(Path(scratch)))
+        problem = prepare()
+        ended = checks.result()
+    if problem:
+        print(f"\n{problem}", file=sys.stderr)
+        return 1
+    if not any(step.code for step in ended):
+        tests = {"pytest": ["pytest", *pytest_arguments]} if pytest_arguments else all_tests(coverage=options.coverage)
+        ended += run_steps(tests)
+    announce(f"{PYTHON}: {', '.join(map(str, ended))}")
+    return next((step.code for step in ended if step.code), 0)
+
+
+def prepare() -> str:
+    """Install the programs, find or start the servers, and note their URLs; return what is missing, or nothing."""
     for program in PROGRAMS:
         program.install()
     announce("Looking for the servers")
     try:
         os.environ.update(servers.find_all())
     except servers.ServerMissing as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    if pytest_arguments:
-        return run_steps({"pytest": ["pytest", *pytest_arguments]})
-    with tempfile.TemporaryDirectory() as scratch:
-        return run_steps(quick_checks(Path(scratch)), all_tests(coverage=options.coverage))
+        return str(error)
+    return ""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -148,38 +172,24 @@ def all_tests(*, coverage: bool) -> Steps:
     return {"pytest": ["pytest", "-n", str(processes), "--dist", "worksteal", *measuring]}
 
 
-def run_steps(*groups: Steps) -> int:
-    """Run groups of steps up to the first group with a failure, and report how each step ended.
-
-    The steps of a group run at the same time, because mypy uses one processor. Only failed ones show their output.
-
-    Returns:
-        The exit code of the first step that failed, or 0.
-    """
-    results, code = [], 0
-    for steps in groups:
-        if code:
-            results += [f"{name} not run" for name in steps]
-            continue
-        announce(", ".join(steps))
-        with ThreadPoolExecutor(len(steps)) as pool:
-            ends = pool.map(functools.partial(run_step, is_alone=len(steps) == 1), steps.values())
-            for name, (failed, seconds) in zip(steps, ends, strict=True):
-                results.append(f"{name} {f'FAILED ({failed})' if failed else 'passed'} in {seconds:.0f} s")
-                code = code or failed
-    announce(f"{PYTHON}: {', '.join(results)}")
-    return code
+def run_steps(steps: Steps) -> list[Ended]:
+    """Run steps at the same time, because mypy uses one processor. Of several, only failed ones show their output."""
+    if not steps:
+        return []
+    announce(", ".join(steps))
+    with ThreadPoolExecutor(len(steps)) as pool:
+        return list(pool.map(functools.partial(run_step, is_alone=len(steps) == 1), steps.items()))
 
 
-def run_step(module: list[str], *, is_alone: bool) -> tuple[int, float]:
-    """Run a step, and return its exit code and the seconds that it took."""
+def run_step(step: tuple[str, list[str]], *, is_alone: bool) -> Ended:
+    name, module = step
     start = time.monotonic()
     output, errors = (None, None) if is_alone else (subprocess.PIPE, subprocess.STDOUT)
     command = [sys.executable, "-m", *module]
     ended = subprocess.run(command, cwd=ROOT, check=False, stdout=output, stderr=errors, text=True)
     if ended.returncode and not is_alone:
         print(ended.stdout)
-    return ended.returncode, time.monotonic() - start
+    return Ended(name, ended.returncode, time.monotonic() - start)
 
 
 def run_in_virtualenv(arguments: list[str], *, yes: bool) -> int:

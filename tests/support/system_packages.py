@@ -17,6 +17,8 @@ Command = tuple[str, ...]
 UPDATE = ("apt-get", "update", "-q")
 
 _answered_yes = False
+_updated = False
+"""Whether this process has read the lists of packages: once is enough."""
 
 
 def answer_yes() -> None:
@@ -46,12 +48,14 @@ def run_as_root(*commands: Command, purpose: str) -> bool:
         commands: each one as a tuple of words. Their output is shown.
         purpose: why they are run, as a clause that follows "To".
     """
-    prefix = root_prefix()
+    global _updated  # noqa: PLW0603 - the lists hold for the whole process
+    prefix, commands = root_prefix(), tuple(each for each in commands if not (_updated and each == UPDATE))
     if prefix is None or not confirm([(*prefix, *command) for command in commands], purpose):
         return False
     for command in commands:
         # "/" because another user may not be able to read the current directory.
         failed = subprocess.call([*prefix, *command], cwd="/")
+        _updated = _updated or command == UPDATE
         # One unreachable source of packages need not matter; the installation shows whether it does.
         if failed and command != UPDATE:
             return False
