@@ -50,11 +50,16 @@ Steps = dict[str, list[str]]
 
 
 class Ended(NamedTuple):
-    """A step that has ended: its name, its exit code and the seconds that it took."""
+    """A step that has ended.
+
+    Args:
+        output: what it printed, if it failed and did not print that itself.
+    """
 
     name: str
     code: int
     seconds: float
+    output: str
 
     def __str__(self) -> str:
         return f"{self.name} {f'FAILED ({self.code})' if self.code else 'passed'} in {self.seconds:.0f} s"
@@ -100,18 +105,20 @@ def main(arguments: list[str]) -> int:
     os.environ.pop("PYTHONUNBUFFERED", None)
     install("test" if pytest_arguments else "dev")
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(1) as pool:
-        # On a bare machine, they are done before the servers are downloaded.
+        # On a bare machine, the checks end before the servers are downloaded.
         checks = pool.submit(run_steps, {} if pytest_arguments else quick_checks(Path(scratch)))
         problem = prepare()
         ended = checks.result()
-    if problem:
-        print(f"\n{problem}", file=sys.stderr)
-        return 1
-    if not any(step.code for step in ended):
+    for step in ended:
+        print(step.output, end="")
+    if problem or any(step.code for step in ended):
+        announce(f"{PYTHON}: {', '.join([*map(str, ended), 'pytest not run'])}")
+        print(problem, file=sys.stderr)
+    else:
         tests = {"pytest": ["pytest", *pytest_arguments]} if pytest_arguments else all_tests(coverage=options.coverage)
         ended += run_steps(tests)
-    announce(f"{PYTHON}: {', '.join(map(str, ended))}")
-    return next((step.code for step in ended if step.code), 0)
+        announce(f"{PYTHON}: {', '.join(map(str, ended))}")
+    return next((step.code for step in ended if step.code), int(bool(problem)))
 
 
 def prepare() -> str:
@@ -184,12 +191,11 @@ def run_steps(steps: Steps) -> list[Ended]:
 def run_step(step: tuple[str, list[str]], *, is_alone: bool) -> Ended:
     name, module = step
     start = time.monotonic()
-    output, errors = (None, None) if is_alone else (subprocess.PIPE, subprocess.STDOUT)
+    to, errors = (None, None) if is_alone else (subprocess.PIPE, subprocess.STDOUT)
     command = [sys.executable, "-m", *module]
-    ended = subprocess.run(command, cwd=ROOT, check=False, stdout=output, stderr=errors, text=True)
-    if ended.returncode and not is_alone:
-        print(ended.stdout)
-    return Ended(name, ended.returncode, time.monotonic() - start)
+    ended = subprocess.run(command, cwd=ROOT, check=False, stdout=to, stderr=errors, text=True)
+    output = ended.stdout if ended.returncode and not is_alone else ""
+    return Ended(name, ended.returncode, time.monotonic() - start, output)
 
 
 def run_in_virtualenv(arguments: list[str], *, yes: bool) -> int:

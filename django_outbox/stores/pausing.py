@@ -102,7 +102,8 @@ def resume(
         if updated:
             released += updated
             on_batch(released)
-    rows.filter(resumed_at__isnull=False).delete()
+    # By its condition, which receivers of `pre_delete` would turn into an id: it may have been paused again.
+    rows.filter(resumed_at__isnull=False)._raw_delete(alias)
     return Resumed(was_paused, released, True)
 
 

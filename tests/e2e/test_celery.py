@@ -14,7 +14,7 @@ pytest_plugins = ["tests.support.shop_fixtures"]
 pytestmark = pytest.mark.slow
 
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "100"))
-"""How many orders the test of beat places, twice."""
+"""Number of orders that the test of beat places before beat starts, and again after that."""
 
 
 def start_worker(shop: Shop, concurrency: int) -> Process:

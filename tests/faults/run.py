@@ -191,7 +191,7 @@ class Run:
             if breaking.failures:
                 raise SuiteError(f"{breaking.failures[0]}\n{stage.scene()}")
             if time.monotonic() > self._deadline:
-                raise TimeoutError(f"the load was not over after {plan.minutes:g} minutes")
+                raise TimeoutError(f"the load was not over after {plan.minutes:g} minutes\n{stage.scene()}")
             running = breaking.running
             allowed = plan.messages * breaking.allow()
             finished = 0
@@ -239,7 +239,7 @@ class Run:
             if left < best:
                 best, since = left, now
             if now - since > DRAIN_PATIENCE or now > self._deadline:
-                stage.say(f"{left:,} are still pending, and their number no longer falls")
+                stage.say(f"{left:,} are still pending, and their number no longer falls\n{stage.scene()}")
                 return
             if now - told > 5:
                 told = now

@@ -73,14 +73,14 @@ class Stage:
         return rand.choice(self.relays.all)
 
     def scene(self) -> str:
-        """Return what the consumer and the relays said last, and how many messages the broker holds."""
-        children = [self.consumer, *(place.process for place in self.relays.all if place.process is not None)]
-        said = "\n".join(f"== {child.name} said last:\n{child.tail()}" for child in children)
+        """Return the last output of the consumer and the relays, and the number of messages that the broker holds."""
+        relays = [process for place in self.relays.all if (process := place.process) is not None]
+        output = "\n".join(f"== The last output of {child.name}:\n{child.tail()}" for child in (self.consumer, *relays))
         try:
             held = f"{self.broker.depth():,} messages"
         except Exception as error:
             held = f"an unknown number of messages ({type(error).__name__}: {error})"
-        return f"{said}\n== The broker holds {held}."
+        return f"{output}\n== The broker holds {held}."
 
     def catch_up(self) -> None:
         """Wait until no message has been due for two seconds, except behind a failed one that blocks its key."""

@@ -18,7 +18,7 @@ UPDATE = ("apt-get", "update", "-q")
 
 _answered_yes = False
 _updated = False
-"""Whether this process has read the lists of packages: once is enough."""
+"""Whether this process has updated the lists of packages."""
 
 
 def answer_yes() -> None:
@@ -55,7 +55,7 @@ def run_as_root(*commands: Command, purpose: str) -> bool:
     for command in commands:
         # "/" because another user may not be able to read the current directory.
         failed = subprocess.call([*prefix, *command], cwd="/")
-        _updated = _updated or command == UPDATE
+        _updated = _updated or (command == UPDATE and not failed)
         # One unreachable source of packages need not matter; the installation shows whether it does.
         if failed and command != UPDATE:
             return False

@@ -61,8 +61,13 @@ _REFUSED_BY_CONSUMER = _REFUSED | {
 }
 """Options of librdkafka that the consumer sets itself: a new group begins with the oldest record."""
 
-_INSTEAD = {"group.id": "group", "delivery.timeout.ms": "timeout", "message.timeout.ms": "timeout"}
-"""Refused options of librdkafka, and the options of the publisher or the consumer that set them."""
+_INSTEAD = {
+    "metadata.broker.list": "bootstrap.servers",
+    "group.id": "the option group",
+    "delivery.timeout.ms": "the option timeout",
+    "message.timeout.ms": "the option timeout",
+}
+"""What to set instead of some refused options of librdkafka."""
 
 _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     **_DEFAULTS,
@@ -156,9 +161,9 @@ def _require_config(config: object, refused: Collection[str]) -> dict[str, Any]:
     for name, value in config.items():
         # librdkafka takes the options of topics with this prefix, too.
         if (option := name.removeprefix("topic.")) in refused:
-            remedy = "remove it, because delivery depends on its value"
+            remedy = "remove it, because django_outbox sets it or delivery depends on it"
             if option in _INSTEAD:
-                remedy = f"set the option {_INSTEAD[option]} instead"
+                remedy = f"set {_INSTEAD[option]} instead"
             raise ImproperlyConfigured(f"config: {name} cannot be set; {remedy}.")
         if name != "oauth_cb" and not isinstance(value, str | numbers.Real):
             raise ImproperlyConfigured(f"config: {name} must be a string, a number, True or False.")
