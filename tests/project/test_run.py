@@ -75,7 +75,7 @@ def test_the_long_tests_wait_for_the_quick_checks(monkeypatch: pytest.MonkeyPatc
 
 def test_the_lists_of_packages_are_read_once(monkeypatch: pytest.MonkeyPatch):
     called = []
-    monkeypatch.setattr(subprocess, "call", lambda command, cwd: called.append(command) or 0)
+    monkeypatch.setattr(subprocess, "call", lambda command, cwd: called.append(command))
     monkeypatch.setattr(system_packages, "root_prefix", list)
     monkeypatch.setattr(system_packages, "_answered_yes", True)
     monkeypatch.setattr(system_packages, "_updated", False)

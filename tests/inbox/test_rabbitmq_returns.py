@@ -1,4 +1,4 @@
-"""A quorum queue drops a message that was returned too often, 20 times by default in RabbitMQ 4: nothing is lost."""
+"""What readers return to a queue: nothing is lost, although a quorum queue drops what was returned too often."""
 
 import logging
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from django_outbox.inbox.management.commands.run_inbox import check_consumers
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, read_all, running
 from tests.inbox.sources.rabbitmq import RabbitMQSource
+from tests.support.rabbitmq.tools import Broker
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.script_fixtures"]
@@ -98,3 +99,25 @@ def test_a_message_that_was_returned_often_is_logged_with_the_remedy(source, mak
     assert f"{source.name!r} has been returned to the queue 10 times" in caplog.text
     assert "raise delivery-limit with a policy" in caplog.text
     assert payloads("default") == [0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("classic", [1, 2, 3, 4, 5, 6, 7, 8]), ("quorum", [3, 4, 5, 6, 1, 2, 7, 8])],
+)
+def test_a_quorum_queue_puts_what_a_second_reader_leaves_behind_the_rest(kind: str, expected: list[int]):
+    """A fact of RabbitMQ that limits what the inbox promises."""
+    with Broker() as broker:
+        queue = broker.queue(kind)
+        for number in range(1, 9):
+            broker.channel.basic_publish("", queue, str(number))
+
+        def read(count: int) -> list[int]:
+            eventually(lambda: broker.depth(queue) == 8)
+            with Broker() as reader:
+                bodies = [reader.channel.basic_get(queue)[2] for _ in range(count)]
+            return [int(body) for body in bodies if body]
+
+        assert read(6) == [1, 2, 3, 4, 5, 6]
+        assert read(2) == [1, 2]
+        assert read(8) == expected
