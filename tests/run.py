@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
         print(step.output, end="")
     if problem or any(step.code for step in ended):
         announce(f"{PYTHON}: {', '.join([*map(str, ended), 'pytest not run'])}")
-        print(problem, file=sys.stderr)
+        sys.stderr.write(problem)
     else:
         tests = {"pytest": ["pytest", *pytest_arguments]} if pytest_arguments else all_tests(coverage=options.coverage)
         ended += run_steps(tests)
@@ -129,7 +129,7 @@ def prepare() -> str:
     try:
         os.environ.update(servers.find_all())
     except servers.ServerMissing as error:
-        return str(error)
+        return f"\n{error}\n"
     return ""
 
 

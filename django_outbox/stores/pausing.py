@@ -52,6 +52,7 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
     # The messages of this type are being released; it is paused again.
     if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
         return True
+    # A resume that has begun since comes after this pause.
     return rows.get_or_create(publisher=publisher, type=type, defaults=values)[1]
 
 
