@@ -69,6 +69,7 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, s
     assert [relay.alive for relay in read_status(using).relays] == [False]
 
 
+@pytest.mark.slow
 def test_a_relay_signs_off_before_its_listener_has_noticed_that_it_stops():
     """`runserver` kills its process 0.25 seconds after Ctrl-C."""
     reports = Heartbeat.objects.using("postgresql")

@@ -122,6 +122,7 @@ class TestCelery:
         channel.exchange_delete(queue)
         connection.close()
 
+    @pytest.mark.slow
     def test_the_soft_time_limit_ends_the_task_after_the_batch_in_hand(
         self, start: StartProcess, ids: list[int], queue: str, tmp_path: Any
     ):

@@ -8,8 +8,8 @@ Each server comes from the first of these places where a login succeeds:
 4. a package of the system, if there is apt-get and this user is root or has sudo without a password. NATS is then
    started as a process of this run, because the service of its package runs without JetStream.
 
-MySQL and Kafka are optional. MySQL is tested if MYSQL_URL is set. Kafka is the cluster that KAFKA_URL names; or three
-brokers that the first test that needs them starts, and whose programs Maven downloads; or the mock of a cluster that is
+MySQL and Kafka are optional. MySQL is tested if MYSQL_URL is set. Kafka is the cluster that KAFKA_URL names; or a
+broker that the first test that needs it starts, and whose program Maven downloads; or the mock of a cluster that is
 part of the client. ElasticMQ, an implementation of Amazon SQS, is tested if Maven can download it.
 """
 
@@ -148,7 +148,7 @@ def find_all() -> dict[str, str]:
     elif reason:
         print(f"Kafka: the mock cluster of librdkafka stands in, because {reason}")
     else:
-        print(f"Kafka: the tests start three brokers of Kafka {KAFKA.version} when they need them")
+        print(f"Kafka: the tests start Kafka {KAFKA.version} when they need it")
     if reason := ELASTICMQ.fill():
         print(f"Amazon SQS: tested on moto only and not on ElasticMQ, because {reason}")
     else:

@@ -19,8 +19,6 @@ JAVA_OPTIONS = ("-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 SETTINGS: Mapping[str, object] = {
     "process.roles": "broker,controller",
     "controller.listener.names": "CONTROLLER",
-    "default.replication.factor": 3,
-    "min.insync.replicas": 2,
     # Consumers of tests end by SIGKILL, and join at once.
     "group.min.session.timeout.ms": 1000,
     "group.consumer.min.session.timeout.ms": 1000,
@@ -36,6 +34,17 @@ SETTINGS: Mapping[str, object] = {
     "num.io.threads": 2,
     "log.cleaner.dedupe.buffer.size": 2_097_152,
 }
+
+
+def replication(count: int) -> Mapping[str, object]:
+    """Return the settings with which a cluster of so many brokers keeps each record on all of them."""
+    topics = ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+    return {
+        **{f"{topic}.replication.factor": count for topic in topics},
+        "min.insync.replicas": max(count - 1, 1),
+        "transaction.state.log.min.isr": max(count - 1, 1),
+        "share.coordinator.state.topic.min.isr": max(count - 1, 1),
+    }
 
 
 class Broker:
@@ -95,7 +104,7 @@ class Cluster:
         self.brokers = [Broker(nursery, id) for id in range(1, count + 1)]
         voters = ",".join(f"{each.id}@127.0.0.1:{each.controller_port}" for each in self.brokers)
         for broker in self.brokers:
-            broker.configure({**SETTINGS, "controller.quorum.voters": voters, **(settings or {})})
+            broker.configure({**SETTINGS, **replication(count), "controller.quorum.voters": voters, **(settings or {})})
 
     @property
     def servers(self) -> str:

@@ -1,8 +1,8 @@
-"""The cluster of Kafka that the tests of a run share.
+"""The Kafka that the tests of a run share.
 
-It is the one that KAFKA_URL names. Without it, the first test that asks for a cluster starts three brokers, if their
-programs are in the cache, and they end with the run. Otherwise, or if KAFKA_URL is "mock", each process of the run has
-a mock of a cluster.
+It is the cluster that KAFKA_URL names. Without it, the first test that asks starts one broker, if its program is in the
+cache, and it ends with the run: an idle broker takes 5 % of a processor. Otherwise, or if KAFKA_URL is "mock", each
+process of the run has a mock of a cluster.
 """
 
 import functools
@@ -30,7 +30,7 @@ def is_real() -> bool:
 
 @functools.cache
 def kafka_servers() -> str:
-    """Return the addresses of the brokers, and start them if nobody has."""
+    """Return the addresses of the brokers, and start one if nobody has."""
     if not is_real():
         from tests.support.kafka.mock import mock_cluster  # noqa: PLC0415 - this module is imported in every run
 
@@ -44,7 +44,7 @@ def kafka_servers() -> str:
 
 
 class Keeper:
-    """Starts the brokers for the first process that asks, and ends them with the run.
+    """Starts a broker for the first process that asks, and ends it with the run.
 
     It belongs to the process that outlives all others of a run, and they ask at a socket.
     """
@@ -80,11 +80,11 @@ class Keeper:
         from tests.support.kafka.cluster import running_cluster  # noqa: PLC0415
 
         try:
-            return self._resources.enter_context(running_cluster()).servers, ""
+            return self._resources.enter_context(running_cluster(count=1)).servers, ""
         except Exception as error:
             return "", f"Kafka cannot be started: {error}"
 
 
 def start_keeper() -> Keeper | None:
-    """Return the keeper of the brokers, unless they run already or cannot be started."""
+    """Return the keeper of the broker, unless there is one or it cannot be started."""
     return Keeper() if KAFKA.is_usable and not os.environ.get(URL) and KEEPER not in os.environ else None
