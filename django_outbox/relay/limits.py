@@ -54,7 +54,7 @@ class Limits(ServiceLimits):
     refused_wait: Backoff = field(default=Backoff(delay=60.0, max_delay=3600.0))
     reconnect_wait: Backoff = field(default=Backoff(delay=0.5, max_delay=30.0, jitter=1.0))
     trial_size: int = 10
-    first_idle_wait: float = 0.01
+    first_idle_wait: float = 0.02
     check_connection_after: float = 0.5
     listen_time: float = 0.5
     watch_interval: float = 2.0

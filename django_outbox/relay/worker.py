@@ -46,8 +46,8 @@ class Worker:
         self._state = state
         self._limits = state.limits
         self._delivery = Delivery(publisher, self.source, state)
-        self._empty_claims = 0
-        self._database_failures = 0
+        self._empty_claims = self._database_failures = 0
+        self._growth = 2.0  # of idle waits
         self._database_outage: Outage | None = None
 
     def close(self) -> None:
@@ -80,6 +80,8 @@ class Worker:
         result = self._run(permit)
         self.delivered += result.tally.processed
         caught_up = result.settled_all and self.source.caught_up
+        if self._empty_claims and not result.found_nothing:
+            self._growth = 2.0
         self._empty_claims = self._empty_claims + 1 if result.found_nothing else int(caught_up)
         self._database_failures = self._database_failures + 1 if result.database_outage else 0
         self._database_outage = result.database_outage
@@ -89,17 +91,16 @@ class Worker:
             # There is more, and another worker may be asleep.
             state.wake_ups.wake([self._alias])
         if result.database_outage:
-            seconds = self._limits.database_wait.after(self._database_failures)
             state.service.outages.note(result.database_outage)
-            return Attempt(seconds)
+            return Attempt(self._limits.database_wait.after(self._database_failures))
         return Attempt(result.wait, result.found_nothing, caught_up)
 
     def idle_wait(self) -> float:
         """Return the seconds to wait after an attempt that is idle: longer and longer while nothing is due."""
         if self.source.lags and not self.source.caught_up:
             return 0.0
-        doublings = min(self._empty_claims - 1, 16)
-        return min(self._limits.first_idle_wait * 2.0**doublings, self.source.longest_wait(self._state.poll_interval))
+        seconds = self._limits.first_idle_wait * self._growth ** min(self._empty_claims - 1, 16)
+        return min(seconds, self.source.longest_wait(self._state.poll_interval))
 
     def pause(self, seconds: float) -> None:
         """Wait; after an empty claim, only until there is work."""
@@ -107,8 +108,9 @@ class Worker:
         if not self._empty_claims:
             self._state.service.pause(seconds)
         elif self._state.wake_ups.wait(self._alias, self.source.wake_ups, seconds):
-            # Messages committed right after this wake-up may cause no other one, so look again soon.
-            self._empty_claims = 0
+            # Messages committed right after this wake-up may cause no other one, so look again soon, but then seldom.
+            self._empty_claims, self._growth = 0, 4.0
+            self.source.table.announce()
         # It waits longer while others poll. Tests of projects may freeze the clock.
         if max(seconds, time.monotonic() - began) >= self._limits.check_connection_after:
             self.check_connection()

@@ -380,8 +380,8 @@ class LockingStore(Store):
     """A store that claims in a transaction: rows are locked with SKIP LOCKED until they are settled."""
 
     def shows_nothing(self, request: ClaimRequest) -> bool:
-        """Return whether a look without a transaction shows that nothing is due, after a claim that found nothing."""
-        return self.connection.get_autocommit() and request.cursor.is_still_exhausted(self, request.publisher)
+        """Return whether a look without a transaction shows that nothing is due, where one is worth it."""
+        return self.connection.get_autocommit() and request.cursor.shows_nothing(self, request.publisher)
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[Backend | None]:

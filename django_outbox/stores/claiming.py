@@ -259,6 +259,8 @@ class Cursor:
         self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=clock)
         self._looks = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=clock)
         self._complete = self._covered = False
+        # Whether the next claim was announced, the last one found something, and one after a find last did so again.
+        self._announced, self._found, self._finds_again = False, False, True
         self._spares = True
         # Where the rounds through all partitions began: of the listing in hand, and of the one that the next finishes.
         self._round_start = 0
@@ -295,6 +297,10 @@ class Cursor:
         """Begin again at the oldest unkeyed message, because messages went back that lie before the position."""
         self.unkeyed.rewind()
 
+    def announce(self) -> None:
+        """Make the next claim without a look, because a wake-up says that it will find something."""
+        self._announced = True
+
     # For a claim.
 
     def read_batch(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
@@ -323,18 +329,23 @@ class Cursor:
             rows += found
             if len(found) >= room or total_size(found) >= bytes_left:
                 self.caught_up = False
+        self._note_found(found=bool(rows))
         return rows
 
-    def is_still_exhausted(self, store: ClaimQueries, publisher: str) -> bool:
-        """Return whether a look, which is cheaper than a claim, shows that nothing was enqueued since the last claim.
+    def shows_nothing(self, store: ClaimQueries, publisher: str) -> bool:
+        """Return whether a look, which is cheaper than a claim, shows that nothing is due, if that is to be expected.
 
         It reads from the beginning, so it is made seldom while an old snapshot makes that expensive.
         """
-        if not (self.exhausted and self.timeline is None and self._looks.is_open):
+        expects_nothing = self.exhausted or (self.caught_up and not self._finds_again)
+        if self._announced or not expects_nothing or self.timeline is not None or not self._looks.is_open:
             return False
         began = self._clock()
         has_due = store.has_due(publisher)
         self._looks.spend(self._clock() - began)
+        if not has_due:
+            self._note_found(found=False)
+            self.mark_exhausted()
         return not has_due
 
     @property
@@ -358,6 +369,7 @@ class Cursor:
         )
         self._complete = self.caught_up and not keyed
         self._unfinished_round = None
+        self._note_found(found=bool(keyed or unkeyed))
 
     def note_all(self, unkeyed: Sequence[Row]) -> None:
         """Take note of a claim that has read all that was due, given its messages without a key."""
@@ -369,6 +381,11 @@ class Cursor:
         self.keyed_first = not self.keyed_first
         self.spare_offset = (self.spare_offset - 1) % SPARED
         self.unkeyed.at = None
+
+    def _note_found(self, *, found: bool) -> None:
+        if self._found and not self._announced:
+            self._finds_again = found
+        self._announced, self._found = False, found
 
     @property
     def may_list_heads(self) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -24,6 +25,7 @@ from django_outbox.enqueueing import writing
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.relay.worker import Worker
 from django_outbox.service.state import ServiceState
 from django_outbox.stores.notifications import notify
 from tests.conftest import ALIASES
@@ -256,6 +258,22 @@ class TestListening:
             # A claim at once would find the second message by then.
             time.sleep(0.3)
             assert relay.tally.processed == 1
+
+    @pytest.mark.parametrize(("woken", "waits"), [(False, [0.02, 0.04, 0.08]), (True, [0.02, 0.08, 0.32])])
+    def test_looks_become_rarer_sooner_behind_a_wake_up(self, woken: bool, waits: list[float]):
+        relay = Relay(using="postgresql", poll_interval=60)
+        with closing(Worker(relay.publishers[0], relay._state)) as worker:
+            worker.deliver()
+            write("postgresql")
+            if woken:
+                relay._state.wake_ups.wake(["default"])
+            worker.pause(0)
+            seen = []
+            for _ in waits:
+                worker.deliver()
+                seen.append(worker.idle_wait())
+            assert worker.delivered == 1
+            assert seen == pytest.approx(waits)
 
     def test_a_full_batch_wakes_another_worker(self, asleep: Callable[..., Relay], scripted: Script):
         both_at_work = threading.Barrier(2, timeout=60)

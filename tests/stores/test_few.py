@@ -1,6 +1,7 @@
 """Claims of few messages: by prepared statements on PostgreSQL, after a look on MySQL, MariaDB and SQLite."""
 
 import logging
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage
 from django_outbox.stores import ClaimRequest
@@ -54,6 +56,31 @@ def test_plans_are_kept(using: str):
         assert deliver(using)[1]
     kept = run(using, "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE name ~ 'own|read|unkeyed'")
     assert kept == [(8, 0)] * 3
+
+
+def test_a_look_comes_first_unless_the_claim_will_probably_find_something(using: str):
+    cursor = expecting_few()
+
+    def statements(due: int, *, announced: bool = False) -> str:
+        """Return the first letters of the statements that claim a number of messages."""
+        write("postgresql", due, key="a")
+        if announced:
+            cursor.announce()
+        with CaptureQueriesContext(connections[using]) as captured:
+            assert len(deliver(using, cursor)[0]) == due
+        return "".join(
+            name[0]
+            for each in captured.captured_queries
+            for name in re.findall(r"EXECUTE outbox_(due|own)", each["sql"])
+        )
+
+    look, claim, both = "d", "o", "do"
+    statements(0)
+    assert [statements(1), statements(0), statements(0)] == [both, claim, look]
+    # Nothing followed the last find, so a look comes first behind each, until one finds something.
+    assert [statements(1, announced=True), statements(0)] == [claim, look]
+    assert [statements(1, announced=True), statements(1)] == [claim, both]
+    assert [statements(1), statements(0)] == [claim, claim]
 
 
 @pytest.mark.parametrize("reset", ["DISCARD ALL", "DEALLOCATE ALL", "DEALLOCATE outbox_read"])

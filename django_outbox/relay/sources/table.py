@@ -117,6 +117,10 @@ class TableSource:
         """Look for messages without a key from the beginning again, because some went back as they were."""
         self._cursor.rewind()
 
+    def announce(self) -> None:
+        """Make the next claim at once, because a wake-up says that it will find something."""
+        self._cursor.announce()
+
     @property
     def exhausted(self) -> bool:
         """Whether the last claim found nothing, and nothing was due anywhere."""
