@@ -33,8 +33,8 @@ from django_outbox.utils.rates import Throttle
 NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=1.0, sparing=100, saved=1.0)
 """Limits the notifications of one process for one publisher to a hundredth of the time, on average over a second. All
 sessions of a PostgreSQL server share one lock for NOTIFY, so a notification takes longer where many commit, and is then
-sent less often. A relay that was notified looks again after 20 ms (`Limits.first_idle_wait`), and finds messages that
-were committed without a notification, unless another notification comes first."""
+sent less often. A relay that was notified looks again after 20 ms (`Limits.first_idle_wait`), 80 ms and so on. There it
+finds messages that were committed without a notification, unless another notification comes first."""
 
 CHUNK_SIZE = 1000
 """Maximum number of messages that `enqueue_many` writes with one INSERT."""

@@ -108,8 +108,9 @@ class Worker:
         if not self._empty_claims:
             self._state.service.pause(seconds)
         elif self._state.wake_ups.wait(self._alias, self.source.wake_ups, seconds):
-            # Messages committed right after this wake-up may cause no other one, so look again soon, but then seldom.
-            self._empty_claims, self._growth = 0, 4.0
+            # Messages committed right after this wake-up may cause no other one, so look again soon.
+            self._empty_claims = 0
+            self._growth = 4.0 if self._state.settings.notify and self.source.table.store.can_wake else 2.0
             self.source.table.announce()
         # It waits longer while others poll. Tests of projects may freeze the clock.
         if max(seconds, time.monotonic() - began) >= self._limits.check_connection_after:

@@ -381,7 +381,8 @@ class LockingStore(Store):
 
     def shows_nothing(self, request: ClaimRequest) -> bool:
         """Return whether a look without a transaction shows that nothing is due, where one is worth it."""
-        return self.connection.get_autocommit() and request.cursor.shows_nothing(self, request.publisher)
+        cursor, has_stream = request.cursor, bool(request.passed)
+        return self.connection.get_autocommit() and cursor.shows_nothing(self, request.publisher, has_stream=has_stream)
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[Backend | None]:

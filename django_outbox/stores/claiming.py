@@ -211,11 +211,7 @@ class TimeCursor:
         return None if self.swept else self.at
 
     def advance(self, rows: int, at: Any) -> None:
-        """Move behind what was read.
-
-        Args:
-            rows: how many rows were read; without any the position stays.
-        """
+        """Move behind the rows that were read, given their number; without any the position stays."""
         if self._sweep_began is not None:
             self._throttle.spend(self._clock() - self._sweep_began - CHEAP_ROW * rows)
             self._sweep_began = None
@@ -259,7 +255,7 @@ class Cursor:
         self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=clock)
         self._looks = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=clock)
         self._complete = self._covered = False
-        # Whether the next claim was announced, the last one found something, and one after a find last did so again.
+        # Whether the next claim was announced, the last one found something, and the last one behind a find did, too.
         self._announced, self._found, self._finds_again = False, False, True
         self._spares = True
         # Where the rounds through all partitions began: of the listing in hand, and of the one that the next finishes.
@@ -285,7 +281,7 @@ class Cursor:
 
     def mark_exhausted(self) -> None:
         self._complete, self.caught_up, self._unfinished_round, self.unkeyed.swept = True, True, None, True
-        self.timeline = None
+        self.timeline, self._announced = None, False
 
     def sweep_next(self) -> None:
         """Make the next claim a sweep, however long the last one took."""
@@ -332,13 +328,15 @@ class Cursor:
         self._note_found(found=bool(rows))
         return rows
 
-    def shows_nothing(self, store: ClaimQueries, publisher: str) -> bool:
+    def shows_nothing(self, store: ClaimQueries, publisher: str, *, has_stream: bool) -> bool:
         """Return whether a look, which is cheaper than a claim, shows that nothing is due, if that is to be expected.
 
         It reads from the beginning, so it is made seldom while an old snapshot makes that expensive.
         """
         expects_nothing = self.exhausted or (self.caught_up and not self._finds_again)
-        if self._announced or not expects_nothing or self.timeline is not None or not self._looks.is_open:
+        # What was announced may be in the stream.
+        is_announced = self._announced and not has_stream
+        if is_announced or not expects_nothing or self.timeline is not None or not self._looks.is_open:
             return False
         began = self._clock()
         has_due = store.has_due(publisher)
@@ -374,7 +372,7 @@ class Cursor:
     def note_all(self, unkeyed: Sequence[Row]) -> None:
         """Take note of a claim that has read all that was due, given its messages without a key."""
         self.unkeyed.advance(len(unkeyed), max((row[-1] for row in unkeyed), default=None))
-        self._complete, self.caught_up, self._unfinished_round = True, True, None
+        self._complete, self.caught_up, self._unfinished_round, self._announced = True, True, None, False
 
     def undo(self) -> None:
         """Forget a claim that was broken off and will be repeated."""

@@ -260,7 +260,7 @@ class TestListening:
             assert relay.tally.processed == 1
 
     @pytest.mark.parametrize(("woken", "waits"), [(False, [0.02, 0.04, 0.08]), (True, [0.02, 0.08, 0.32])])
-    def test_looks_become_rarer_sooner_behind_a_wake_up(self, woken: bool, waits: list[float]):
+    def test_idle_waits_grow_faster_behind_a_wake_up(self, woken: bool, waits: list[float]):
         relay = Relay(using="postgresql", poll_interval=60)
         with closing(Worker(relay.publishers[0], relay._state)) as worker:
             worker.deliver()

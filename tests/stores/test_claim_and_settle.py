@@ -202,7 +202,6 @@ class TestSettle:
             assert message.error == kept
             assert [attempt["error"] for attempt in message.history or []] == [kept[:MAX_HISTORY_ERROR_LENGTH]]
 
-    @pytest.mark.slow
     def test_a_large_batch_of_long_errors_is_one_statement_that_the_server_accepts(self, using: str):
         ids = write(using, 1000)
         with claim(using) as batch, CaptureQueriesContext(connections[using]) as queries:
@@ -290,8 +289,7 @@ def exactly(text: str | bytes) -> Any:
     return json.loads(text, parse_int=Decimal, parse_float=Decimal)
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(payload=json_values, headers=st.dictionaries(st.text(max_size=5), json_values, max_size=3), name=st.text())
 @example(payload={"": {"\\u0000": "\ud800"}}, headers={}, name="a")
 @example(payload=[1e308, -0.0, 5e-324, 2**64, -(10**300)], headers={"é": None}, name="\\")

@@ -118,7 +118,7 @@ class TableSource:
         self._cursor.rewind()
 
     def announce(self) -> None:
-        """Make the next claim at once, because a wake-up says that it will find something."""
+        """Make the next claim without a look first, because a wake-up says that it will find something."""
         self._cursor.announce()
 
     @property

@@ -1,8 +1,8 @@
 """The Kafka that the tests of a run share.
 
 It is the cluster that KAFKA_URL names. Without it, the first test that asks starts one broker, if its program is in the
-cache, and it ends with the run: an idle broker takes 5 % of a processor. Otherwise, or if KAFKA_URL is "mock", each
-process of the run has a mock of a cluster.
+cache; only one, because an idle broker takes 5 % of a processor. It ends with the run. Otherwise, or if KAFKA_URL is
+"mock", each process of the run has a mock of a cluster.
 """
 
 import functools
