@@ -80,8 +80,9 @@ class Worker:
         result = self._run(permit)
         self.delivered += result.tally.processed
         caught_up = result.settled_all and self.source.caught_up
-        if self._empty_claims and not result.found_nothing:
-            self._growth = 2.0
+        if not result.found_nothing:
+            was_announced = state.settings.notify and self.source.table.store.can_wake and not self._empty_claims
+            self._growth = 4.0 if was_announced and caught_up else 2.0
         self._empty_claims = self._empty_claims + 1 if result.found_nothing else int(caught_up)
         self._database_failures = self._database_failures + 1 if result.database_outage else 0
         self._database_outage = result.database_outage
@@ -110,7 +111,6 @@ class Worker:
         elif self._state.wake_ups.wait(self._alias, self.source.wake_ups, seconds):
             # Messages committed right after this wake-up may cause no other one, so look again soon.
             self._empty_claims = 0
-            self._growth = 4.0 if self._state.settings.notify and self.source.table.store.can_wake else 2.0
             self.source.table.announce()
         # It waits longer while others poll. Tests of projects may freeze the clock.
         if max(seconds, time.monotonic() - began) >= self._limits.check_connection_after:
