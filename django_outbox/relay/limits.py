@@ -22,7 +22,7 @@ class Limits(ServiceLimits):
             refusal to refusal, because each attempt publishes it again.
         reconnect_wait: waits before the listener reconnects; the relay polls in the meantime.
         trial_size: maximum number of messages that a half-open circuit breaker permits.
-        first_idle_wait: initial idle wait; it doubles after each empty claim, up to the poll interval.
+        first_idle_wait: initial idle wait; it doubles or quadruples after each empty claim, up to the poll interval.
         check_connection_after: idle wait after which the database may have closed the connection
             (`idle_session_timeout` of PostgreSQL, `wait_timeout` of MySQL and MariaDB), which is not an error.
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
