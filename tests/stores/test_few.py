@@ -83,6 +83,16 @@ def test_a_look_comes_first_unless_the_claim_will_probably_find_something(using:
     assert [statements(1), statements(0)] == [claim, claim]
 
 
+def test_a_wake_up_causes_no_claim_of_an_empty_table_if_there_is_a_stream(using: str):
+    cursor = expecting_few()
+    assert deliver(using, cursor) == ([], False)
+    cursor.announce()
+    ((passed,),) = run(using, "SELECT pg_current_snapshot()::text")
+    with CaptureQueriesContext(connections[using]) as captured, claim(using, cursor=cursor, passed=passed) as batch:
+        assert batch.messages == []
+    assert [each["sql"] for each in captured.captured_queries if "outbox_due" not in each["sql"]] == []
+
+
 @pytest.mark.parametrize("reset", ["DISCARD ALL", "DEALLOCATE ALL", "DEALLOCATE outbox_read"])
 def test_a_session_that_was_reset_is_claimed_from_without_an_error(using: str, reset: str):
     first = write("postgresql", key="a")
