@@ -7,6 +7,8 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.core import signing
+from django.core.exceptions import BadRequest
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -33,6 +35,9 @@ from django_outbox.models import Status
 from django_outbox.monitoring import status
 from django_outbox.monitoring.figures import Level, Verdict
 from django_outbox.utils.text import escape
+
+MAX_STATE_AGE = 24 * 3600
+"""Seconds within which an operation can be confirmed and continued."""
 
 DECEPTIVE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters of a page that are not shown, or change the direction of text. Translations need marks and joiners."""
@@ -80,6 +85,17 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         request.current_app = self.admin_site.name
         common = {**self.admin_site.each_context(request), "title": title, "opts": self.opts}
         return TemplateResponse(request, f"admin/django_outbox/{template}.html", {**common, **context})
+
+    def sign(self, request: HttpRequest, state: Any, url: str) -> str:
+        """Return the state of an operation that a form carries, signed for the operator and the form's address."""
+        return signing.dumps(state, salt=f"django_outbox.admin {request.user.pk} {url}", compress=True)
+
+    def read_state(self, request: HttpRequest) -> Any:
+        salt = f"django_outbox.admin {request.user.pk} {request.get_full_path()}"
+        try:
+            return signing.loads(request.POST["state"], salt=salt, max_age=MAX_STATE_AGE)
+        except signing.BadSignature as error:
+            raise BadRequest("state") from error
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]

@@ -85,7 +85,8 @@ class EditForm(forms.Form):
             if values:
                 rows.update(**values)
             rows.requeue()
-            log(user_id, CHANGE, self._summary(changed), ids=[message.pk])
+            name = gettext("message %(id)s") % {"id": message.pk}
+            log(user_id, CHANGE, self._summary(changed), name, id=message.pk)
         return True
 
     def _check(self, message: OutboxMessage, values: dict[str, Any], using: str) -> bool:

@@ -7,7 +7,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import router
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
@@ -17,26 +17,32 @@ from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
     OPERATIONS,
     Operation,
-    apply,
+    Progress,
+    advance,
     describe_confirmation,
     find_targets,
+    name_messages,
     outcome,
     read_ids,
     read_reason,
-    report_archive_failure,
+    with_count,
 )
+from django_outbox.admin.overview_groups import Group, find_databases, find_members
+from django_outbox.admin.overview_page import address
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.stores.clock import read_clock
+from django_outbox.utils.logs import logger
 
 PERMISSION = "django_outbox.edit_outboxmessage"
 """The permission to edit failed messages, which requeues them."""
 
 
-def _action(operation: Operation) -> Callable[..., HttpResponse | None]:
+def _action(operation: Operation) -> Callable[..., HttpResponse]:
     """Return an action of the list that asks for confirmation of an operation."""
 
     @admin.action(description=operation.title)
-    def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse | None:
+    def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse:
         return self._confirm(request, operation, list(queryset.values_list("pk", flat=True)[:LIMIT]))
 
     ask.__name__ = operation.name
@@ -47,6 +53,8 @@ class OperationsAdmin(ReadOnly):
     """The part of the admin of messages that changes them."""
 
     actions = tuple(map(_action, OPERATIONS))
+    step_seconds = 1.0
+    """Seconds after which an operation shows its progress."""
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
@@ -63,27 +71,85 @@ class OperationsAdmin(ReadOnly):
         return [*own, edit, *super().get_urls()]
 
     def operation_view(self, request: HttpRequest, operation: Operation) -> HttpResponse:
-        """Ask for confirmation of an operation on the messages `ids`, or run it if the request is `confirmed`."""
+        """Ask for confirmation of an operation, on a group or on the messages `ids`, or go on with a confirmed one."""
         if not (self.has_view_permission(request) and request.user.has_perm(operation.permission)):
             raise PermissionDenied
-        back = HttpResponseRedirect(self._url(request, "changelist"))
+        using = request.GET.get("using") or router.db_for_write(OutboxMessage)
+        if using not in find_databases():
+            raise Http404
+        if "state" in request.POST:
+            return self._go_on(request, operation, using)
+        if "using" in request.GET:
+            names = ("publisher", "error_class", "type", "fingerprint")
+            return self._confirm(request, operation, Group(using, *(request.GET.get(name, "") for name in names)))
         if request.method != "POST":
-            return back
+            return HttpResponseRedirect(self._back_url(request))
         try:
             ids = read_ids(request.POST.get("ids", ""))
         except ValueError as error:
             raise BadRequest("ids") from error
-        if "confirmed" not in request.POST:
-            return self._confirm(request, operation, ids) or back
-        reason, by = read_reason(request.POST), request.user.get_username()
+        return self._confirm(request, operation, ids)
+
+    def _confirm(self, request: HttpRequest, operation: Operation, chosen: Group | Sequence[int]) -> HttpResponse:
+        """Show what an operation would change. The state in the form leaves out messages that fail later."""
+        if isinstance(chosen, Group):
+            until = read_clock(chosen.using)
+            targets, more, example = find_members(operation, chosen, until)
+            context = {"group": chosen, "example": example}
+            subject, url = str(chosen), request.get_full_path()
+        else:
+            until, more = read_clock(router.db_for_write(OutboxMessage)), False
+            targets = find_targets(operation, chosen)
+            context = {"skipped": len(chosen) - len(targets)}
+            subject, url = name_messages(targets), self._url(request, operation.name)
+        if not targets:
+            text = _("The operation applies to none of these messages. Nothing was changed.")
+            return self._back(request, text, messages.WARNING)
+        left = sorted(target.id for target in targets)
+        progress = Progress(subject, len(left), until.isoformat(), left)
+        context.update(describe_confirmation(operation, targets, more=more))
+        return self._show(request, "confirmation", operation.title, progress, url, **context)
+
+    def _go_on(self, request: HttpRequest, operation: Operation, using: str) -> HttpResponse:
+        """Run a confirmed operation for a second, and show its progress unless it has come to its end."""
+        progress, url = Progress(*self.read_state(request)), request.get_full_path()
+        if "stop" in request.POST:
+            text = _("Stopped. %(result)s") % {"result": with_count(operation.done, progress.done)}
+            return self._back(request, text, messages.WARNING)
+        # The confirmation has the reason, the pages that follow do not.
+        progress = progress._replace(reason=read_reason(request.POST) or progress.reason)
         try:
-            done = apply(operation, ids, request.user.pk, reason, by=by)
+            progress = advance(operation, progress, using, user=request.user, seconds=self.step_seconds)
         except ArchiveUnavailable as error:
-            self.message_user(request, report_archive_failure(error), messages.ERROR)
-            return back
-        level = messages.SUCCESS if done.changed else messages.WARNING
-        self.message_user(request, outcome(operation, done.changed, len(ids)), level)
-        return back
+            logger.error(
+                "Failed messages could not be archived, so they were not discarded: %(reason)s",
+                event="admin.archive_failed",
+                reason=error,
+            )
+            problem = _("Messages could not be archived, so they were not discarded. The server's log has the reason.")
+            return self._back(request, problem, messages.ERROR)
+        if not progress.left:
+            level = messages.SUCCESS if progress.done else messages.WARNING
+            return self._back(request, outcome(operation, progress.done, progress.expected), level)
+        shown = {"text": with_count(operation.done, progress.done), "done": progress.done}
+        return self._show(request, "progress", operation.title, progress, url, **shown, expected=progress.expected)
+
+    def _show(
+        self, request: HttpRequest, name: str, title: Any, progress: Progress, url: str, /, **context: Any
+    ) -> HttpResponse:
+        """Return a page whose form goes on with the operation."""
+        state = self.sign(request, progress, url)
+        links = {"action_url": url, "back_url": self._back_url(request)}
+        return self.render(request, f"overview/{name}", title, state=state, **links, **context)
+
+    def _back(self, request: HttpRequest, text: Any, level: int) -> HttpResponse:
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(self._back_url(request))
+
+    def _back_url(self, request: HttpRequest) -> str:
+        if "using" in request.GET:
+            return address(self.admin_site.name, "overview", using=request.GET["using"])
+        return self._url(request, "changelist")
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(PERMISSION)
@@ -109,23 +175,6 @@ class OperationsAdmin(ReadOnly):
             form=form,
             back_url=back_url,
             list_url=self._url(request, "changelist"),
-        )
-
-    def _confirm(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> HttpResponse | None:
-        targets = find_targets(operation, ids)
-        if not targets:
-            text = _("The operation applies to none of the selected messages. Nothing was changed.")
-            self.message_user(request, text, messages.WARNING)
-            return None
-        return self.render(
-            request,
-            "overview/confirmation",
-            operation.title,
-            **describe_confirmation(operation, targets),
-            action_url=self._url(request, operation.name),
-            back_url=self._url(request, "changelist"),
-            ids=",".join(str(target.id) for target in targets),
-            skipped=len(ids) - len(targets),
         )
 
     def _reverse(self, name: str, *args: Any) -> str:

@@ -1,7 +1,12 @@
-"""The operations that an operator may confirm: their texts, the change, and its entry in the admin's log."""
+"""The operations that an operator may confirm: their texts, the change, and its entry in the admin's log.
 
+An operation on more messages than one request changes goes on with the next one. Its state is in the page. Nothing runs
+in the background: if the page is closed, the operation ends after the current batch.
+"""
+
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,12 +30,11 @@ from django_outbox.admin.locking import (
     read_targets,
 )
 from django_outbox.conf import get_settings
-from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.message import batches
 from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
-from django_outbox.utils.logs import logger
-from django_outbox.utils.text import escape
+from django_outbox.utils.text import escape, shorten
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""
@@ -39,9 +43,6 @@ MAX_SUBJECT_LENGTH = 200
 
 MAX_GROUPS = 20
 """Maximum number of groups that a confirmation shows."""
-
-LOGGED_GROUPS = 5
-"""Maximum number of groups that an entry of the log names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +174,6 @@ NOT_BLOCKING = ngettext_lazy(
 )
 
 
-class Applied(NamedTuple):
-    targets: list[Target]
-    changed: int
-
-
 def read_ids(text: str) -> list[int]:
     """Read a comma-separated list of at most `LIMIT` IDs, or raise ValueError."""
     ids = list(dict.fromkeys(int(id) for id in text.split(",")))
@@ -195,13 +191,18 @@ def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
     return targets + read_streamed(ids, using, operation.state) if operation in OF_STREAMS else targets
 
 
+def count_groups(targets: Sequence[Target]) -> list[tuple[tuple[str, str], int]]:
+    """Return the types and error classes with the number of their messages, the largest group first."""
+    return Counter(sorted((target.type, target.error_class) for target in targets)).most_common()
+
+
 def describe_confirmation(operation: Operation, targets: Sequence[Target], *, more: bool = False) -> dict[str, Any]:
     """Return what a confirmation shows: the messages by type and error class, the effect on keys, and the button.
 
     Args:
         more: whether there may be more messages than these.
     """
-    groups = _group(targets)
+    groups = count_groups(targets)
     blocking = sum(target.blocks_key for target in targets)
     not_blocking = sum(bool(target.partition) and not target.blocks_key for target in targets)
     effects = ((BLOCKING, blocking, operation.blocking), (NOT_BLOCKING, not_blocking, operation.not_blocking))
@@ -215,44 +216,63 @@ def describe_confirmation(operation: Operation, targets: Sequence[Target], *, mo
     }
 
 
-def _group(targets: Iterable[Target]) -> list[tuple[tuple[str, str], int]]:
-    """Return the types and error classes with the number of their messages, the largest group first."""
-    return Counter(sorted((target.type, target.error_class) for target in targets)).most_common()
+class Progress(NamedTuple):
+    """How far a confirmed operation has come.
+
+    Args:
+        subject: what it changes, for the log.
+        expected: the number of messages that it was to change.
+        until: a time, as in ISO 8601. Messages that fail later are left alone.
+        left: the IDs of the messages that are still to be changed, in ascending order.
+        entry: the primary key of its entry in the log.
+    """
+
+    subject: str
+    expected: int
+    until: str
+    left: Sequence[int]
+    reason: str = ""
+    done: int = 0
+    entry: int | None = None
 
 
-def apply(operation: Operation, ids: Sequence[int], user_id: Any, reason: str = "", *, by: str = "") -> Applied:
-    """Run the operation on selected messages, write one entry of the log, and return what was changed.
+def advance(operation: Operation, progress: Progress, using: str, *, user: Any, seconds: float) -> Progress:
+    """Change messages for about this time, at least one batch, and bring the operation's entry of the log up to date.
 
     Raises:
-        ArchiveUnavailable: the messages could not be archived before they are discarded. Nothing was changed.
+        ArchiveUnavailable: a batch could not be archived before it is discarded. It was not changed.
     """
-    using = router.db_for_write(OutboxMessage)
-    with logged_change(using):
-        applied = change(operation, ids, using, by=by, reason=reason)
-        if applied.changed:
-            groups = [
-                f"{number(size)} {type} ({error_class})" if error_class else f"{number(size)} {type}"
-                for (type, error_class), size in _group(applied.targets)
-            ]
-            listed = ", ".join([*groups[:LOGGED_GROUPS], "…"] if len(groups) > LOGGED_GROUPS else groups)
-            text = with_reason(f"{with_count(operation.done, applied.changed)} {listed}.", reason)
-            log(user_id, operation.log_flag, text, ids=[target.id for target in applied.targets])
-        return applied
+    deadline, by = time.monotonic() + seconds, user.get_username()
+    for ids in batches(progress.left):
+        with logged_change(using):
+            targets, changed = change(operation, ids, using, until=progress.until, by=by, reason=progress.reason)
+            done, entry = progress.done + changed, progress.entry
+            if changed:
+                text = with_reason(with_count(operation.done, done), progress.reason)
+                id = targets[0].id if done == 1 else None
+                entry = log(user.pk, operation.log_flag, text, progress.subject, id=id, entry=entry)
+        progress = progress._replace(left=progress.left[len(ids) :], done=done, entry=entry)
+        if time.monotonic() >= deadline:
+            break
+    return progress
 
 
-def change(operation: Operation, ids: Sequence[int], using: str, *, by: str, reason: str) -> Applied:
-    """Lock the messages that are still in the operation's state, and change them by one UPDATE or DELETE.
+def change(
+    operation: Operation, ids: Sequence[int], using: str, *, until: str, by: str = "", reason: str = ""
+) -> tuple[list[Target], int]:
+    """Change the messages that are still in the operation's state by one UPDATE or DELETE.
 
-    Pending messages that a relay is delivering are left out.
+    Pending messages that a relay is delivering are left out. Returns those that were locked, and how many were changed.
     """
     # First those of streams: from there, a relay moves messages to the table.
     targets = lock_streamed(ids, using, operation.state) if operation in OF_STREAMS else []
     if operation.state is Status.PENDING:
         targets += lock_pending(ids, using)
     else:
-        targets += read_targets(messages_with(ids, using).with_status(operation.state).select_for_update())
+        messages = messages_with(ids, using).with_status(operation.state).exclude(failed_at__gt=until)
+        targets += read_targets(messages.select_for_update())
     locked = messages_with([target.id for target in targets], using)
-    return Applied(targets, operation.run(locked, by, reason) if targets else 0)
+    return targets, operation.run(locked, by, reason) if targets else 0
 
 
 def with_count(text: Any, count: int | Count) -> str:
@@ -261,18 +281,27 @@ def with_count(text: Any, count: int | Count) -> str:
     return str(text % {"number": value.number + value.more, "count": value})
 
 
-def log(user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject: str = "") -> int:
-    """Write one entry of the admin's log, and return its primary key."""
-    model = Overview if subject else OutboxMessage
-    entry = LogEntry.objects.create(
-        user_id=user_id,
-        content_type=ContentType.objects.get_for_model(model, for_concrete_model=False),
-        object_id=str(ids[0]) if len(ids) == 1 else None,
-        object_repr=(escape(subject) or _names(ids))[:MAX_SUBJECT_LENGTH],
-        action_flag=flag,
-        change_message=text,
-    )
-    return int(entry.pk)
+def log(user_id: Any, flag: int, text: str, subject: str, *, id: int | None = None, entry: int | None = None) -> int:
+    """Write an entry of the admin's log, or replace the `entry` with this primary key, and return its primary key."""
+    values = {
+        "user_id": user_id,
+        "content_type": ContentType.objects.get_for_model(OutboxMessage),
+        "object_id": id,
+        "object_repr": shorten(escape(subject), MAX_SUBJECT_LENGTH),
+        "action_flag": flag,
+        "change_message": text,
+    }
+    entries: Any = LogEntry.objects
+    return int(entries.update_or_create(pk=entry, defaults=values)[0].pk)
+
+
+def name_messages(targets: Sequence[Target]) -> str:
+    """Return what the log says about the messages of an operation: their types and error classes, and the only ID."""
+    if len(targets) == 1:
+        names = (gettext("message %(id)s") % {"id": targets[0].id}, targets[0].type, targets[0].error_class)
+        return " · ".join(filter(None, names))
+    groups = count_groups(targets)
+    return ", ".join(f"{number(size)} {type}{error and f' ({error})'}" for (type, error), size in groups)
 
 
 @contextmanager
@@ -305,19 +334,3 @@ def outcome(operation: Operation, done: int, asked: int) -> str:
     )
     text = with_count(operation.done, done)
     return f"{text} {with_count(skipped, asked - done)}" if done < asked else text
-
-
-def report_archive_failure(error: ArchiveUnavailable) -> str:
-    """Log why messages could not be archived, and return a text for the operator."""
-    logger.error(
-        "Failed messages could not be archived, so they were not discarded: %(reason)s",
-        event="admin.archive_failed",
-        reason=error,
-    )
-    return gettext("Messages could not be archived, so they were not discarded. The log of the server has the reason.")
-
-
-def _names(ids: Sequence[int]) -> str:
-    if len(ids) == 1:
-        return gettext("message %(id)s") % {"id": ids[0]}
-    return with_count(ngettext_lazy("%(count)s message", "%(count)s messages", "number"), len(ids))

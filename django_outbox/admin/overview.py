@@ -1,16 +1,13 @@
 """The overview in the admin: whether messages are delivered, what stands in the way, and the operations that help."""
 
 import datetime
-from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import DatabaseError, connections, router
+from django.db import DatabaseError, router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
@@ -23,31 +20,17 @@ from django_outbox.admin.operations import (
     DISCARD,
     MAX_REASON_LENGTH,
     REQUEUE,
-    Operation,
-    describe_confirmation,
     log,
-    outcome,
     read_reason,
-    report_archive_failure,
     with_count,
     with_reason,
 )
-from django_outbox.admin.overview_groups import (
-    GROUP_OPERATIONS,
-    Group,
-    Progress,
-    advance,
-    find_members,
-    read_waiting,
-)
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS, find_databases, read_waiting
 from django_outbox.conf import get_settings
-from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import MAX_NAME_LENGTH, CommandEntry, OutboxMessage, Overview, Status
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
-from django_outbox.monitoring.readings import holds_outbox
 from django_outbox.monitoring.views import outside_transactions
-from django_outbox.stores.clock import read_clock
 from django_outbox.stores.pausing import pause, resume
 from django_outbox.utils.text import describe
 
@@ -67,9 +50,6 @@ BY_COMMAND = {
 SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""
 
-MAX_STATE_AGE = 24 * 3600
-"""Seconds within which an operation can be confirmed and continued."""
-
 _HELD = ngettext_lazy("%(count)s held message is due again.", "%(count)s held messages are due again.", "number")
 
 
@@ -86,7 +66,6 @@ class OverviewAdmin(ReadOnly):
 
     def get_urls(self) -> list[URLPattern]:
         views: dict[str, Any] = {"pause": self.pause_view, "resume": outside_transactions(self.resume_view)}
-        views.update({operation.name: partial(self.group_view, operation=operation) for operation in GROUP_OPERATIONS})
         overview = self.admin_site.admin_view(self.changelist_view)
         return [
             path("", overview, name="django_outbox_overview"),
@@ -148,7 +127,7 @@ class OverviewAdmin(ReadOnly):
         reason, what = read_reason(request.POST), subject(publisher, type)
         done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
         if done:
-            log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), subject=what)
+            log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), what)
         text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
         return self._back(request, text % {"subject": what})
 
@@ -164,66 +143,17 @@ class OverviewAdmin(ReadOnly):
         if "stop" in request.POST:
             text = _("Resumed: %(subject)s. Not all held messages are due yet; resume it again to finish.")
             return self._back(request, text % {"subject": what}, messages.WARNING)
-        before = self._read_state(request)["released"] if "state" in request.POST else None
+        before = self.read_state(request) if "state" in request.POST else None
         result = resume(publisher, type, using=using, batch_size=self.resume_batch_size, max_seconds=self.step_seconds)
         if before is None and (result.was_paused or result.released):
-            log(request.user.pk, CHANGE, _("Resumed."), subject=what)
+            log(request.user.pk, CHANGE, _("Resumed."), what)
         released = (before or 0) + result.released
         held = with_count(_HELD, released)
         if not result.complete:
-            return self._show(request, "progress", title, text=held, state=self._sign(request, released=released))
+            state = self.sign(request, released, request.get_full_path())
+            return self._show(request, "progress", title, text=held, state=state)
         text = _("Resumed: %(subject)s.") % {"subject": what}
         return self._back(request, f"{text} {held}" if released else text)
-
-    # Requeue, discard and retry a group.
-
-    def group_view(self, request: HttpRequest, operation: Operation) -> HttpResponse:
-        """Ask for confirmation of an operation on the messages of one cause, and run it in steps."""
-        using = self._database(request, VIEW, operation.permission)
-        group = Group(
-            using, *(request.GET.get(name, "") for name in ("publisher", "error_class", "type", "fingerprint"))
-        )
-        if request.method != "POST" or "state" not in request.POST:
-            return self._confirm(request, operation, group)
-        progress = Progress(**self._read_state(request))
-        if "stop" in request.POST:
-            text = _("Stopped. %(result)s") % {"result": with_count(operation.done, progress.done)}
-            return self._back(request, text, messages.WARNING)
-        if progress.reason is None:
-            progress = replace(progress, reason=read_reason(request.POST))
-        by = request.user.get_username()
-        try:
-            progress = advance(operation, group, progress, by=by, user_id=request.user.pk, seconds=self.step_seconds)
-        except ArchiveUnavailable as error:
-            return self._back(request, report_archive_failure(error), messages.ERROR)
-        if progress.finished:
-            text = outcome(operation, progress.done, progress.expected)
-            return self._back(request, text, messages.SUCCESS if progress.done else messages.WARNING)
-        return self._show(
-            request,
-            "progress",
-            operation.title,
-            text=with_count(operation.done, progress.done),
-            state=self._sign(request, **asdict(progress)),
-            done=progress.done,
-            expected=max(progress.done, progress.expected),
-        )
-
-    def _confirm(self, request: HttpRequest, operation: Operation, group: Group) -> HttpResponse:
-        """Show what an operation would change. The state in the form leaves out messages that join the group later."""
-        now = read_clock(group.using)
-        found = find_members(operation, group, now)
-        if not found.targets:
-            return self._back(request, _("These messages no longer exist."), messages.WARNING)
-        return self._show(
-            request,
-            "confirmation",
-            operation.title,
-            **describe_confirmation(operation, found.targets, more=found.more),
-            group=group,
-            example=found.example,
-            state=self._sign(request, **asdict(Progress(now.isoformat(), len(found.targets)))),
-        )
 
     # What the views share.
 
@@ -251,26 +181,6 @@ class OverviewAdmin(ReadOnly):
         using = self._database(request, VIEW, PAUSE)
         return using, request.GET.get("publisher", ""), request.GET.get("type", "")
 
-    def _sign(self, request: HttpRequest, **state: Any) -> str:
-        """Return the state of an operation, signed for its address and its operator."""
-        return signing.dumps(state, salt=_salt(request))
-
-    def _read_state(self, request: HttpRequest) -> dict[str, Any]:
-        try:
-            state: dict[str, Any] = signing.loads(request.POST["state"], salt=_salt(request), max_age=MAX_STATE_AGE)
-        except signing.BadSignature as error:
-            raise BadRequest("state") from error
-        return state
-
-
-def _salt(request: HttpRequest) -> str:
-    return f"django_outbox.admin {request.user.pk} {request.get_full_path()}"
-
-
-def find_databases() -> list[str]:
-    """Return the aliases of the databases that may have an outbox, the router's first."""
-    return list(dict.fromkeys([router.db_for_write(OutboxMessage), *filter(holds_outbox, connections)]))
-
 
 def subject(publisher: str, type: str) -> str:
     return _("%(publisher)s: %(type)s") % {"publisher": publisher, "type": type} if type else publisher
@@ -286,9 +196,9 @@ class Performed(NamedTuple):
 
 
 def last_operations(using: str) -> list[Performed]:
-    """Return the newest operations: those about messages and the overview in the admin's log, and those by commands."""
-    types = ContentType.objects.get_for_models(OutboxMessage, Overview, for_concrete_models=False).values()
-    entries = LogEntry.objects.filter(content_type__in=list(types)).select_related("user").order_by("-pk")
+    """Return the newest operations: those in the admin's log, and those by commands."""
+    own = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(OutboxMessage))
+    entries = own.select_related("user").order_by("-pk")
     found = [
         Performed(each.action_time, each.user.get_username(), each.get_change_message(), each.object_repr)
         for each in entries[:SHOWN_OPERATIONS]

@@ -1,34 +1,19 @@
-"""Messages by cause: those that wait for another attempt, and the operations on all messages of one cause.
-
-An operation on more messages than one request changes goes on with the next one. Its state is in the page, signed.
-Nothing runs in the background: if the page is closed, the operation ends after the current batch.
-"""
+"""Messages by cause: those that wait for another attempt, and those that an operation on a cause changes."""
 
 import datetime
-import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.contrib.admin.models import LogEntry
-from django.db import router
+from django.db import connections, router
 
 from django_outbox.admin.locking import Target
-from django_outbox.admin.operations import (
-    DISCARD,
-    REQUEUE,
-    RETRY_NOW,
-    Operation,
-    change,
-    log,
-    logged_change,
-    outcome,
-    with_reason,
-)
+from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operation
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Status
 from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.figures import NONE, Count
+from django_outbox.monitoring.readings import holds_outbox
 from django_outbox.monitoring.status import ERROR_START, Failure, list_failures, list_retrying
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint, first_line
@@ -131,49 +116,6 @@ def find_members(operation: Operation, group: Group, until: datetime.datetime) -
     return Members(targets, more, example)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The state of an operation on a group.
-
-    Args:
-        until: the time up to which messages belong to the group, as in ISO 8601. A message that fails again later is
-            left alone.
-        reason: the operator's reason; None before the operation is confirmed.
-        entry: the entry of the log.
-    """
-
-    until: str
-    expected: int
-    reason: str | None = None
-    done: int = 0
-    entry: int | None = None
-    finished: bool = False
-
-
-def advance(
-    operation: Operation, group: Group, progress: Progress, *, by: str, user_id: Any, seconds: float
-) -> Progress:
-    """Change messages for about this time, at least one batch. It may raise ArchiveUnavailable."""
-    before, reason = progress.done, progress.reason or ""
-    found = find_members(operation, group, datetime.datetime.fromisoformat(progress.until))
-    # Finding them takes a second itself if very many have failed.
-    deadline = time.monotonic() + seconds
-    left = len(found.targets)
-    for ids in batches(target.id for target in found.targets):
-        left -= len(ids)
-        with logged_change(group.using):
-            changed = change(operation, ids, group.using, by=by, reason=reason).changed
-            if changed:
-                progress = _log(operation, group, replace(progress, done=progress.done + changed), user_id)
-        if time.monotonic() >= deadline:
-            break
-    # Messages that cannot be changed would be found again each time.
-    return replace(progress, finished=progress.done == before or not (left or found.more))
-
-
-def _log(operation: Operation, group: Group, progress: Progress, user_id: Any) -> Progress:
-    text = with_reason(outcome(operation, progress.done, progress.done), progress.reason or "")
-    if progress.entry is None:
-        return replace(progress, entry=log(user_id, operation.log_flag, text, subject=str(group)))
-    LogEntry.objects.using(router.db_for_write(LogEntry)).filter(pk=progress.entry).update(change_message=text)
-    return progress
+def find_databases() -> list[str]:
+    """Return the aliases of the databases that may have an outbox, the router's first."""
+    return list(dict.fromkeys([router.db_for_write(OutboxMessage), *filter(holds_outbox, connections)]))

@@ -43,6 +43,6 @@ def overview_url(context: Any, view: str = "", **parameters: str) -> str:
 
 
 @register.simple_tag(takes_context=True)
-def messages_url(context: Any, **parameters: str) -> str:
-    """Return the address of the list of messages with these filters."""
-    return address(context["request"].current_app, "outboxmessage_changelist", **parameters)
+def messages_url(context: Any, view: str = "changelist", **parameters: str) -> str:
+    """Return the address of the list of messages with these filters, or of an operation on messages."""
+    return address(context["request"].current_app, f"outboxmessage_{view}", **parameters)

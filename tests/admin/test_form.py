@@ -119,4 +119,4 @@ class TestViewPermission:
         client = client_with("requeue", "discard")
         assert client.get(CHANGELIST).status_code == 403
         assert client.get(url("change", id)).status_code == 403
-        assert client.post(url("requeue"), {"ids": id, "confirmed": "yes"}).status_code == 403
+        assert client.post(url("requeue"), {"ids": id}).status_code == 403

@@ -40,7 +40,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
         "overview": reverse("admin:django_outbox_overview"),
         "pause": f"{reverse('admin:django_outbox_overview_pause')}?publisher=default",
         "resume": f"{reverse('admin:django_outbox_overview_resume')}?publisher=default",
-        "group": f"{reverse('admin:django_outbox_overview_requeue')}?{CAUSE}",
+        "group": f"{url('requeue')}?using=default&{CAUSE}",
     }
 
 

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import IntegrityError
 from django.test import Client
 from django.utils import timezone
 
 from django_outbox.admin import operations as admin_operations
+from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
+from tests.support.admin.overview_pages import finish
 from tests.support.admin.tools import CHANGELIST, client_with, put, statuses, text, url
 from tests.support.archives import FAILING, FailingStorage, archived, archives, archiving
 from tests.support.routers import ROUTERS
@@ -30,10 +33,9 @@ def act(client: Client, operation: str, ids: list[int], query: str = "", **field
     return client.post(f"{CHANGELIST}{query}", {"action": operation, "_selected_action": ids, "index": 0, **fields})
 
 
-def confirm(client: Client, page: Any) -> Any:
+def confirm(client: Client, page: Any, **fields: str) -> Any:
     """Submit the form of a confirmation."""
-    context = page.context
-    return client.post(context["action_url"], {"ids": context["ids"], "confirmed": "yes"})
+    return client.post(page.context["action_url"], {"state": page.context["state"], **fields})
 
 
 def notices(response: Any) -> list[str]:
@@ -68,7 +70,8 @@ class TestOperations:
         ]
         requeued = {chosen: Status.PENDING} if operation == "requeue" else {}
         assert statuses(using) == {delivered: Status.PROCESSED, left: Status.FAILED, **requeued}
-        assert logged() == [(str(chosen), flag, f"{done} 1 order.created.")]
+        assert logged() == [(str(chosen), flag, done)]
+        assert LogEntry.objects.get().object_repr == "3 order.created"
 
     def test_deliver_again_makes_the_selected_messages_pending(self, using: str, admin_client: Client):
         chosen, other, left = put(Status.PROCESSED, 3, using=using, attempts=7, key="order-7")
@@ -84,7 +87,7 @@ class TestOperations:
         assert notices(response)[0].startswith("1 processed message is due again. 1 message was left alone")
         assert statuses(using) == {chosen: Status.PENDING, left: Status.PROCESSED}
         assert OutboxMessage.objects.using(using).due().get().attempts == 0
-        assert logged() == [(str(chosen), CHANGE, "1 processed message is due again. 1 order.created.")]
+        assert logged() == [(str(chosen), CHANGE, "1 processed message is due again.")]
 
     def test_selecting_all_pages_takes_every_listed_message(self, using: str, admin_client: Client):
         put(Status.FAILED, 3, using=using, type="order.paid")
@@ -98,8 +101,9 @@ class TestOperations:
 
 def test_no_message_changes_if_the_admin_log_cannot_be_written():
     (id,) = put(Status.FAILED)
+    progress = admin_operations.Progress(subject="message", left=[id], expected=1, until=timezone.now().isoformat())
     with pytest.raises(IntegrityError):
-        admin_operations.apply(admin_operations.DISCARD, [id], None)
+        admin_operations.advance(admin_operations.DISCARD, progress, "default", user=User(), seconds=1.0)
     assert statuses() == {id: Status.FAILED}
 
 
@@ -127,27 +131,25 @@ class TestConfirmation:
     def test_an_operation_is_one_entry_of_the_log_with_a_summary_and_the_reason(self, admin_client: Client):
         ids = [*put(Status.FAILED, 2, error_class="rabbitmq.nack"), *put(Status.FAILED, type="order.paid")]
         page = act(admin_client, "requeue", ids)
-        fields = {"ids": page.context["ids"], "confirmed": "yes", "reason": " the queue is back "}
-        admin_client.post(page.context["action_url"], fields)
-        assert logged() == [
-            (
-                None,
-                CHANGE,
-                "3 messages were requeued. 2 order.created (rabbitmq.nack), 1 order.paid. Reason: the queue is back",
-            )
-        ]
-        assert LogEntry.objects.get().object_repr == "3 messages"
+        confirm(admin_client, page, reason=" the queue is back ")
+        assert logged() == [(None, CHANGE, "3 messages were requeued. Reason: the queue is back")]
+        assert LogEntry.objects.get().object_repr == "2 order.created (rabbitmq.nack), 1 order.paid"
+
+    def test_the_log_names_the_only_message_of_an_operation(self, admin_client: Client):
+        (id,) = put(Status.FAILED, error_class="rabbitmq.nack")
+        confirm(admin_client, act(admin_client, "discard", [id]))
+        assert LogEntry.objects.get().object_repr == f"message {id} · order.created · rabbitmq.nack"
 
     def test_counts_the_selected_messages_that_are_not_failed(self, admin_client: Client):
         failed, pending = put(Status.FAILED), put(Status.PENDING, 2)
         page = act(admin_client, "requeue", [*failed, *pending], "?state=all")
-        assert page.context["ids"] == str(failed[0])
+        assert page.context["groups"] == [("order.created", "", "1")]
         assert "The operation does not apply to 2 selected messages, which will not be changed." in text(page)
 
     def test_is_skipped_if_no_message_is_failed(self, admin_client: Client):
         response = act(admin_client, "requeue", put(Status.PENDING), "?state=all")
         assert response.status_code == 302
-        assert notices(response) == ["The operation applies to none of the selected messages. Nothing was changed."]
+        assert notices(response) == ["The operation applies to none of these messages. Nothing was changed."]
 
     def test_returns_to_the_list_with_its_filters(self, admin_client: Client):
         ids = put(Status.FAILED, type="order.paid")
@@ -162,7 +164,25 @@ class TestConfirmation:
     @pytest.mark.parametrize("ids", ["", "1,", "x", "1;2", "1,2,3", str(2**63)])
     def test_refuses_invalid_ids(self, admin_client: Client, ids: str, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(admin_operations, "LIMIT", 2)
-        assert admin_client.post(url("discard"), {"ids": ids, "confirmed": "yes"}).status_code == 400
+        assert admin_client.post(url("discard"), {"ids": ids}).status_code == 400
+
+    def test_leaves_messages_alone_that_failed_again_since_it_was_shown(self, admin_client: Client):
+        again, chosen = put(Status.FAILED, 2)
+        page = act(admin_client, "discard", [again, chosen])
+        OutboxMessage.objects.filter(pk=again).update(failed_at=timezone.now(), error="another")
+        assert notices(confirm(admin_client, page))[0].startswith("1 message was discarded. 1 message was left alone")
+        assert statuses() == {again: Status.FAILED}
+
+    def test_leads_to_the_progress_of_an_operation_that_takes_long(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(OperationsAdmin, "step_seconds", 0.0)
+        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
+        page = confirm(admin_client, act(admin_client, "cancel", put(Status.PENDING, 5), "?state=pending"), reason="no")
+        assert (page.context["done"], page.context["expected"]) == (2, 5)
+        assert finish(admin_client, page.context["action_url"], page) == 3
+        assert set(OutboxMessage.objects.values_list("error", flat=True)) == {"no"}
+        assert logged() == [(None, CHANGE, "5 messages were cancelled. Reason: no")]
 
     def test_takes_thousands_of_messages(self, admin_client: Client):
         times = {"available_at": None, "failed_at": timezone.now()}
@@ -216,14 +236,14 @@ class TestDetailPage:
 class TestPermissions:
     @pytest.mark.parametrize("operation", admin_operations.OPERATIONS, ids=lambda operation: operation.name)
     def test_each_operation_requires_its_own_permission(self, operation: admin_operations.Operation):
-        (id,) = put(operation.state, age=-3600)
+        (id,) = put(operation.state, age=-3600 if operation.state is Status.PENDING else 0)
         own = operation.permission.removeprefix("django_outbox.").removesuffix("_outboxmessage")
         query, name = f"?state={operation.state}", operation.name
 
         other = client_with("view", *sorted(PERMISSIONS - {own}))
         assert f'<option value="{name}">' not in text(other.get(CHANGELIST + query))
         assert f'formaction="{url(name)}"' not in text(other.get(url("change", id)))
-        for fields in ({}, {"confirmed": "yes"}):
+        for fields in ({}, {"state": "anything"}):
             assert other.post(url(name), {"ids": id, **fields}).status_code == 403
         assert "outbox-preview" not in text(act(other, name, [id], query)), "the form does not offer it"
         act(other, "delete_selected", [id], query, post="yes")
@@ -238,7 +258,7 @@ class TestPermissions:
 
     def test_an_anonymous_user_is_redirected_to_the_login(self, client: Client):
         (id,) = put(Status.FAILED)
-        response: Any = client.post(url("discard"), {"ids": id, "confirmed": "yes"})
+        response: Any = client.post(url("discard"), {"ids": id})
         assert response.url.startswith("/admin/login/")
         assert statuses() == {id: Status.FAILED}
 

@@ -11,7 +11,7 @@ from django.urls import reverse
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from django_outbox.admin import overview
+from django_outbox.admin import operation_views, overview
 from django_outbox.admin.operations import log
 from django_outbox.models import OutboxMessage, Pause, Status
 from django_outbox.monitoring.figures import Level, OutageFigure, Verdict
@@ -116,7 +116,7 @@ def test_refreshing_can_be_stopped_and_stops_while_the_page_is_hidden(page: Oper
 
 
 def test_a_long_operation_goes_on_by_itself(page: Operator, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+    monkeypatch.setattr(operation_views.OperationsAdmin, "step_seconds", 0.0)
     monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
     failed = put(Status.FAILED, 5, age=60, error_class="rabbitmq.unroutable", type="invoice.sent")
     page.follow(page.find(".outbox-button.outbox-requeue"))

@@ -8,10 +8,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, apply
+from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW
 from django_outbox.models import CANCELLED, HELD_BY_OPERATOR, OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin.tools import CHANGELIST, put, text, url
+from tests.support.admin.tools import CHANGELIST, apply, confirm, put, text, url
 from tests.support.databases import another_alias
 from tests.support.messages import ago, claim, row, settle
 from tests.support.routers import ROUTERS
@@ -20,9 +20,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES)
 
 
 def run(client: Client, operation: str, ids: list[int], reason: str = "") -> Any:
-    return client.post(
-        url(operation), {"ids": ",".join(map(str, ids)), "confirmed": "yes", "reason": reason}, follow=True
-    )
+    return confirm(client, url(operation), ids, reason=reason)
 
 
 class TestOnEachDatabase:
@@ -72,7 +70,7 @@ class TestOnEachDatabase:
     def test_messages_in_other_states_are_left_alone(self, using: str, admin_user: User, operation: Any):
         ids = [*put(Status.FAILED, using=using), *put(Status.PROCESSED, using=using)]
         before = [row(using, id).status for id in ids]
-        assert apply(operation, ids, admin_user.pk).changed == 0
+        assert apply(operation, ids).changed == 0
         assert [row(using, id).status for id in ids] == before
 
 
@@ -85,8 +83,8 @@ def test_a_message_that_a_relay_is_delivering_is_left_alone(using: str, admin_us
     with another_alias(using) as relay, claim(relay) as batch:
         assert [message.id for message in batch.messages] == [id]
         for operation in (HOLD, CANCEL, RETRY_NOW):
-            assert apply(operation, [id], admin_user.pk).changed == 0
-        assert apply(HOLD, [id, other], admin_user.pk).changed == 1
+            assert apply(operation, [id]).changed == 0
+        assert apply(HOLD, [id, other]).changed == 1
         settle(relay, batch, processed=[id])
     assert row(using, id).status is Status.PROCESSED
     assert row(using, other).is_held
@@ -98,7 +96,7 @@ def test_a_message_can_be_held_after_its_relay_gave_it_back(using: str, admin_us
     ids = [*put(Status.PENDING, using=using, age=60), *put(Status.PENDING, using=using, age=60, key="order-1")]
     with another_alias(using) as relay, claim(relay):
         pass
-    assert apply(HOLD, ids, admin_user.pk).changed == 2
+    assert apply(HOLD, ids).changed == 2
 
 
 def test_the_reason_of_a_cancellation_is_cut(admin_client: Client):

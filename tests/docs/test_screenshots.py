@@ -114,6 +114,6 @@ def test_the_pages_say_what_the_screenshots_show(operator: Operator):
     take(operator, "failed-messages")
     operator.open(url("change", 1204))
     take(operator, "message")
-    cause = "publisher=default&error_class=rabbitmq.unroutable&type=invoice.sent"
-    operator.open(f"{reverse('admin:django_outbox_overview_requeue')}?{cause}")
+    cause = "using=default&publisher=default&error_class=rabbitmq.unroutable&type=invoice.sent"
+    operator.open(f"{reverse('admin:django_outbox_outboxmessage_requeue')}?{cause}")
     take(operator, "confirmation")

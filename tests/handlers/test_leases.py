@@ -13,7 +13,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import TestCase, override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.admin.operations import HOLD, apply
+from django_outbox.admin.operations import HOLD
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import HandlerRegistry
@@ -23,6 +23,7 @@ from django_outbox.relay.handling.savepoints import LOST
 from django_outbox.signals import phase_finished
 from django_outbox.stores.pausing import pause, resume
 from tests.conftest import ALIASES, LOCKING
+from tests.support.admin.tools import apply
 from tests.support.databases import kill
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put, row
@@ -283,7 +284,7 @@ def test_a_message_in_hand_is_left_out_by_operators(using: str, admin_user: Any,
     ids = put(1, using) + put(1, using, key="k")
     with running_relay(using=using, poll_interval=0.05, workers=2, limits=QUICK):
         eventually(lambda: len(calls) == 2)
-        assert apply(HOLD, ids, None).changed == 0
+        assert apply(HOLD, ids).changed == 0
         end.set()
         eventually(lambda: states(using) == [Status.PROCESSED] * 2)
 

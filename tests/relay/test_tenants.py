@@ -110,7 +110,7 @@ for url in (listed, reverse("admin:django_outbox_overview")):
     page = client.get(url)
     print(page.status_code, "of-t1" in page.content.decode(), "of-t2" in page.content.decode())
 asked = client.post(listed, {"action": "requeue", "_selected_action": [id], "index": 0}).context
-client.post(asked["action_url"], {"ids": asked["ids"], "confirmed": "yes"})
+client.post(asked["action_url"], {"state": asked["state"]})
 for schema in ("t1", "t2"):
     with schema_context(schema):
         print(schema, OutboxMessage.objects.failed().count())

@@ -11,11 +11,12 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, apply
+from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW
 from django_outbox.stores import postgresql
 from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.mysql import MySQLStore
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
+from tests.support.admin.tools import apply
 from tests.support.databases import another_alias, isolation, someone_waits
 from tests.support.messages import claim, claimed_ids, expecting_few, from_the_start, put, row, settle, store_of, write
 from tests.support.publishers import Script
@@ -189,7 +190,7 @@ def test_the_admin_locks_nothing_that_a_relay_delivers_under_serializable(
         original, connections[using] = connections[using], connections[serializable]
         try:
             with override_settings(DATABASE_ROUTERS=ROUTERS[using]), transaction.atomic(using=using):
-                assert apply(operation, [*ids, *later], admin_user.pk).changed == 1
+                assert apply(operation, [*ids, *later]).changed == 1
                 settle(relay, batch, processed=ids[:1], retried=[(ids[1], "busy", 60.0)])
         finally:
             connections[using] = original

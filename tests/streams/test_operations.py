@@ -16,12 +16,12 @@ from django.test import Client
 
 from django_outbox import OutboxMessage
 from django_outbox.admin import locking
-from django_outbox.admin.operations import CANCEL, DELIVER_AGAIN, HOLD, RETRY_NOW, Operation, apply, find_targets
+from django_outbox.admin.operations import CANCEL, DELIVER_AGAIN, HOLD, RETRY_NOW, Operation, find_targets
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.streams.sources import PG, STREAMED, deliver, drain, new_source
-from tests.support.admin.tools import CHANGELIST, url
+from tests.support.admin.tools import CHANGELIST, apply, url
 from tests.support.messages import ago, put, rows
 from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.routers import ROUTERS
@@ -73,7 +73,7 @@ def test_delivered_messages_are_left_alone(listed: int):
 def test_messages_of_a_stream_that_no_relay_has_served_can_be_held_in_the_admin(admin_user: User, settings: Any):
     settings.DATABASE_ROUTERS = ROUTERS[PG]
     ids = put(2, PG)
-    assert apply(HOLD, ids, admin_user.pk).changed == 2
+    assert apply(HOLD, ids).changed == 2
     assert drain() == 0
 
 
@@ -85,7 +85,7 @@ def test_messages_that_a_stream_has_delivered_can_be_delivered_again_in_the_admi
     drain()
     waiting = put(1, PG, keys=1)
     with delivering():
-        assert apply(DELIVER_AGAIN, [first, last, *waiting], admin_user.pk).changed == 2
+        assert apply(DELIVER_AGAIN, [first, last, *waiting]).changed == 2
     assert scripted.published() == [first, last, *waiting]
     assert drain() == 2
     assert scripted.published()[3:] == [first, last]
@@ -117,14 +117,14 @@ def test_the_admin_leaves_messages_alone_that_a_relay_keeps_for_long(
     settings.DATABASE_ROUTERS = ROUTERS[PG]
     monkeypatch.setattr(locking, "STREAM_PATIENCE", 0.05)
     drain()
-    ids, user = put(3, PG, keys=1), admin_user.pk
+    ids = put(3, PG, keys=1)
     assert [target.blocks_key for target in find_targets(operation, ids)] == [True] * 3
     assert find_targets(RETRY_NOW, ids) == []
     with delivering():
-        assert apply(operation, ids, user).targets == []
+        assert apply(operation, ids).targets == []
     assert scripted.published() == ids
     ids = put(3, PG, keys=1)
-    assert apply(operation, ids, user).changed == 3
+    assert apply(operation, ids).changed == 3
     assert drain() == 0
 
 

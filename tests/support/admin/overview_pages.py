@@ -5,9 +5,12 @@ from typing import Any
 from django.test import Client
 
 from django_outbox.admin import overview_page
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS
 
 
 def address(view: str = "", **parameters: str) -> str:
+    if view in {operation.name for operation in GROUP_OPERATIONS}:
+        return overview_page.address("admin", f"outboxmessage_{view}", **{"using": "default", **parameters})
     return overview_page.address("admin", f"overview{view and '_' + view}", **parameters)
 
 

@@ -2,32 +2,53 @@
 
 import datetime
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import unescape
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 from django.contrib.auth.models import Permission, User
+from django.db import router, transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_outbox.admin.locking import Target
+from django_outbox.admin.operations import Operation, change
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.stores.clock import read_clock
 
 CHANGELIST = reverse("admin:django_outbox_outboxmessage_changelist")
 TIME_OF = {Status.PENDING: "available_at", Status.PROCESSED: "processed_at", Status.FAILED: "failed_at"}
 
 
 def put(status: Status, count: int = 1, *, using: str = "default", age: float = 0, **fields: Any) -> list[int]:
-    """Write messages that came into a state `age` seconds ago, each a second after the one before; return their ids."""
+    """Write messages that came into a state `age` seconds ago, each a second before the next one; return their ids."""
     now = timezone.now()
     for n in range(count):
         times: dict[str, Any] = dict.fromkeys(TIME_OF.values())
-        times[TIME_OF[status]] = now - datetime.timedelta(seconds=age - n)
+        times[TIME_OF[status]] = now - datetime.timedelta(seconds=age + count - 1 - n)
         values = {"type": "order.created", "payload": {"n": n}, "error": "no queue" if status is Status.FAILED else ""}
         OutboxMessage.objects.using(using).create(**{**values, **times, **fields})
     newest = OutboxMessage.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:count]
     return sorted(newest)
+
+
+class Applied(NamedTuple):
+    targets: list[Target]
+    changed: int
+
+
+def apply(operation: Operation, ids: Sequence[int]) -> Applied:
+    using = router.db_for_write(OutboxMessage)
+    with transaction.atomic(using=using):
+        return Applied(*change(operation, ids, using, until=read_clock(using).isoformat()))
+
+
+def confirm(client: Client, url: str, ids: Sequence[int], **fields: str) -> Any:
+    """Ask for the confirmation of an operation on messages, submit its form, and follow the redirection."""
+    page = client.post(url, {"ids": ",".join(map(str, ids))})
+    return client.post(page.context["action_url"], {"state": page.context["state"], **fields}, follow=True)
 
 
 def client_with(*permissions: str) -> Client:
