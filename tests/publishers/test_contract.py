@@ -232,6 +232,12 @@ def in_forked_process(work: Callable[[], bool]) -> bool:
         killing.cancel()
 
 
+def traced_without_cycles() -> int:
+    # A client may leave cycles, which are not kept.
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
 def test_a_publisher_keeps_nothing_of_delivered_messages(broker: BrokerSubject):
     publisher = broker.publisher()
     count = min(broker.many // 10, 100)
@@ -241,10 +247,7 @@ def test_a_publisher_keeps_nothing_of_delivered_messages(broker: BrokerSubject):
     try:
         for _ in range(3):
             assert publisher.publish(batch) == [ACCEPTED] * count
-        # A client may leave cycles, which are not kept.
-        gc.collect()
-        kept, _ = tracemalloc.get_traced_memory()
+        # One batch is a megabyte. Threads of a server in this process may hold the last messages for a moment.
+        eventually(lambda: traced_without_cycles() < 500_000)
     finally:
         tracemalloc.stop()
-    # One batch is a megabyte.
-    assert kept < 500_000
