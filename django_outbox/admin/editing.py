@@ -85,8 +85,7 @@ class EditForm(forms.Form):
             if values:
                 rows.update(**values)
             rows.requeue()
-            name = gettext("message %(id)s") % {"id": message.pk}
-            log(user_id, CHANGE, self._summary(changed), name, id=message.pk)
+            log(user_id, CHANGE, self._summary(changed), ids=[message.pk])
         return True
 
     def _check(self, message: OutboxMessage, values: dict[str, Any], using: str) -> bool:

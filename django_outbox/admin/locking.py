@@ -71,9 +71,9 @@ def lock_streamed(ids: Sequence[int], using: str, state: Status) -> list[Target]
     return targets
 
 
-def lock_pending(ids: Sequence[int], using: str) -> list[Target]:
-    """Lock the pending messages among `ids` that no relay is delivering, and return them."""
-    messages: Any = messages_with(ids, using).pending()
+def lock_pending(messages: OutboxMessageQuerySet, using: str) -> list[Target]:
+    """Lock the pending messages of a queryset that no relay is delivering, and return them."""
+    messages = messages.pending()
     if connections[using].features.has_select_for_update_skip_locked:
         # A relay has locked the rows that it is delivering. Nothing is read without locking it: under SERIALIZABLE,
         # MySQL and MariaDB would share-lock the row, and a relay that has claimed it could not settle it.

@@ -21,13 +21,12 @@ from django_outbox.admin.operations import (
     advance,
     describe_confirmation,
     find_targets,
-    name_messages,
     outcome,
     read_ids,
     read_reason,
     with_count,
 )
-from django_outbox.admin.overview_groups import Group, find_databases, find_members
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS, Group, find_databases, find_members
 from django_outbox.admin.overview_page import address
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import OutboxMessage, Status
@@ -74,12 +73,12 @@ class OperationsAdmin(ReadOnly):
         """Ask for confirmation of an operation, on a group or on the messages `ids`, or go on with a confirmed one."""
         if not (self.has_view_permission(request) and request.user.has_perm(operation.permission)):
             raise PermissionDenied
-        using = request.GET.get("using") or router.db_for_write(OutboxMessage)
-        if using not in find_databases():
+        using, of_group = request.GET.get("using") or router.db_for_write(OutboxMessage), "using" in request.GET
+        if using not in find_databases() or (of_group and operation not in GROUP_OPERATIONS):
             raise Http404
         if "state" in request.POST:
             return self._go_on(request, operation, using)
-        if "using" in request.GET:
+        if of_group:
             names = ("publisher", "error_class", "type", "fingerprint")
             return self._confirm(request, operation, Group(using, *(request.GET.get(name, "") for name in names)))
         if request.method != "POST":
@@ -96,12 +95,12 @@ class OperationsAdmin(ReadOnly):
             until = read_clock(chosen.using)
             targets, more, example = find_members(operation, chosen, until)
             context = {"group": chosen, "example": example}
-            subject, url = str(chosen), request.get_full_path()
+            subject, url = str(chosen) or "-", request.get_full_path()
         else:
             until, more = read_clock(router.db_for_write(OutboxMessage)), False
             targets = find_targets(operation, chosen)
             context = {"skipped": len(chosen) - len(targets)}
-            subject, url = name_messages(targets), self._url(request, operation.name)
+            subject, url = "", self._url(request, operation.name)
         if not targets:
             text = _("The operation applies to none of these messages. Nothing was changed.")
             return self._back(request, text, messages.WARNING)
@@ -111,7 +110,7 @@ class OperationsAdmin(ReadOnly):
         return self._show(request, "confirmation", operation.title, progress, url, **context)
 
     def _go_on(self, request: HttpRequest, operation: Operation, using: str) -> HttpResponse:
-        """Run a confirmed operation for a second, and show its progress unless it has come to its end."""
+        """Run a confirmed operation, and show its progress if it takes longer than a second."""
         progress, url = Progress(*self.read_state(request)), request.get_full_path()
         if "stop" in request.POST:
             text = _("Stopped. %(result)s") % {"result": with_count(operation.done, progress.done)}

@@ -1,7 +1,7 @@
 """The operations that an operator may confirm: their texts, the change, and its entry in the admin's log.
 
-An operation on more messages than one request changes goes on with the next one. Its state is in the page. Nothing runs
-in the background: if the page is closed, the operation ends after the current batch.
+If an operation on a group takes longer than one request should, the next request continues it. Its state is in the
+page. Nothing runs in the background: if the page is closed, the operation ends after the current batch.
 """
 
 import time
@@ -30,11 +30,11 @@ from django_outbox.admin.locking import (
     read_targets,
 )
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.models.message import batches
 from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
-from django_outbox.utils.text import escape, shorten
+from django_outbox.utils.text import escape
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""
@@ -43,6 +43,9 @@ MAX_SUBJECT_LENGTH = 200
 
 MAX_GROUPS = 20
 """Maximum number of groups that a confirmation shows."""
+
+LOGGED_GROUPS = 5
+"""Maximum number of groups that an entry of the log names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +223,7 @@ class Progress(NamedTuple):
     """How far a confirmed operation has come.
 
     Args:
-        subject: what it changes, for the log.
+        subject: the group of messages that it changes, for the log; blank for selected messages.
         expected: the number of messages that it was to change.
         until: a time, as in ISO 8601. Messages that fail later are left alone.
         left: the IDs of the messages that are still to be changed, in ascending order.
@@ -237,42 +240,60 @@ class Progress(NamedTuple):
 
 
 def advance(operation: Operation, progress: Progress, using: str, *, user: Any, seconds: float) -> Progress:
-    """Change messages for about this time, at least one batch, and bring the operation's entry of the log up to date.
+    """Change the selected messages, or those of a group for about this time, at least one batch; and log it.
+
+    Selected messages are changed in one transaction: if half of a key were cancelled, a relay would deliver the rest.
 
     Raises:
         ArchiveUnavailable: a batch could not be archived before it is discarded. It was not changed.
     """
     deadline, by = time.monotonic() + seconds, user.get_username()
-    for ids in batches(progress.left):
+    for ids in batches(progress.left) if progress.subject else [progress.left]:
         with logged_change(using):
-            targets, changed = change(operation, ids, using, until=progress.until, by=by, reason=progress.reason)
-            done, entry = progress.done + changed, progress.entry
+            targets, changed = change(operation, ids, using, progress=progress, by=by)
+            progress = progress._replace(left=progress.left[len(ids) :], done=progress.done + changed)
             if changed:
-                text = with_reason(with_count(operation.done, done), progress.reason)
-                id = targets[0].id if done == 1 else None
-                entry = log(user.pk, operation.log_flag, text, progress.subject, id=id, entry=entry)
-        progress = progress._replace(left=progress.left[len(ids) :], done=done, entry=entry)
+                progress = progress._replace(entry=_note(operation, progress, targets, user.pk))
         if time.monotonic() >= deadline:
             break
     return progress
 
 
+def _note(operation: Operation, progress: Progress, targets: Sequence[Target], user_id: Any) -> int:
+    """Write the operation's entry of the log, or bring it up to date."""
+    text = with_count(operation.done, progress.done)
+    if not progress.subject:
+        listed = [f"{number(size)} {type}{error and f' ({error})'}" for (type, error), size in count_groups(targets)]
+        text += f" {', '.join([*listed[:LOGGED_GROUPS], '…'] if len(listed) > LOGGED_GROUPS else listed)}."
+    return log(
+        user_id,
+        operation.log_flag,
+        with_reason(text, progress.reason),
+        ids=[target.id for target in targets],
+        subject=progress.subject,
+        entry=progress.entry,
+    )
+
+
 def change(
-    operation: Operation, ids: Sequence[int], using: str, *, until: str, by: str = "", reason: str = ""
+    operation: Operation, ids: Sequence[int], using: str, progress: Progress, by: str
 ) -> tuple[list[Target], int]:
     """Change the messages that are still in the operation's state by one UPDATE or DELETE.
 
-    Pending messages that a relay is delivering are left out. Returns those that were locked, and how many were changed.
+    Pending messages that a relay is delivering are left out. Of a group, so are messages that are held, or whose
+    delivery was attempted since. Returns the messages that were locked, and how many of them were changed.
     """
     # First those of streams: from there, a relay moves messages to the table.
     targets = lock_streamed(ids, using, operation.state) if operation in OF_STREAMS else []
+    messages = messages_with(ids, using).exclude(failed_at__gt=progress.until)
+    if progress.subject:
+        messages = messages.exclude(last_error_at__gt=progress.until).exclude(available_at__gte=HELD_BY_PAUSE)
     if operation.state is Status.PENDING:
-        targets += lock_pending(ids, using)
+        targets += lock_pending(messages, using)
     else:
-        messages = messages_with(ids, using).with_status(operation.state).exclude(failed_at__gt=until)
-        targets += read_targets(messages.select_for_update())
+        targets += read_targets(messages.with_status(operation.state).select_for_update())
     locked = messages_with([target.id for target in targets], using)
-    return targets, operation.run(locked, by, reason) if targets else 0
+    return targets, operation.run(locked, by, progress.reason) if targets else 0
 
 
 def with_count(text: Any, count: int | Count) -> str:
@@ -281,13 +302,15 @@ def with_count(text: Any, count: int | Count) -> str:
     return str(text % {"number": value.number + value.more, "count": value})
 
 
-def log(user_id: Any, flag: int, text: str, subject: str, *, id: int | None = None, entry: int | None = None) -> int:
+def log(
+    user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject: str = "", entry: int | None = None
+) -> int:
     """Write an entry of the admin's log, or replace the `entry` with this primary key, and return its primary key."""
     values = {
         "user_id": user_id,
-        "content_type": ContentType.objects.get_for_model(OutboxMessage),
-        "object_id": id,
-        "object_repr": shorten(escape(subject), MAX_SUBJECT_LENGTH),
+        "content_type": ContentType.objects.get_for_model(Overview if subject else OutboxMessage, False),
+        "object_id": ids[0] if len(ids) == 1 and not subject else None,
+        "object_repr": (escape(subject) or _names(ids))[:MAX_SUBJECT_LENGTH],
         "action_flag": flag,
         "change_message": text,
     }
@@ -295,13 +318,10 @@ def log(user_id: Any, flag: int, text: str, subject: str, *, id: int | None = No
     return int(entries.update_or_create(pk=entry, defaults=values)[0].pk)
 
 
-def name_messages(targets: Sequence[Target]) -> str:
-    """Return what the log says about the messages of an operation: their types and error classes, and the only ID."""
-    if len(targets) == 1:
-        names = (gettext("message %(id)s") % {"id": targets[0].id}, targets[0].type, targets[0].error_class)
-        return " · ".join(filter(None, names))
-    groups = count_groups(targets)
-    return ", ".join(f"{number(size)} {type}{error and f' ({error})'}" for (type, error), size in groups)
+def _names(ids: Sequence[int]) -> str:
+    if len(ids) == 1:
+        return gettext("message %(id)s") % {"id": ids[0]}
+    return with_count(ngettext_lazy("%(count)s message", "%(count)s messages", "number"), len(ids))
 
 
 @contextmanager

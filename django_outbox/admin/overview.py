@@ -127,7 +127,7 @@ class OverviewAdmin(ReadOnly):
         reason, what = read_reason(request.POST), subject(publisher, type)
         done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
         if done:
-            log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), what)
+            log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), subject=what)
         text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
         return self._back(request, text % {"subject": what})
 
@@ -146,7 +146,7 @@ class OverviewAdmin(ReadOnly):
         before = self.read_state(request) if "state" in request.POST else None
         result = resume(publisher, type, using=using, batch_size=self.resume_batch_size, max_seconds=self.step_seconds)
         if before is None and (result.was_paused or result.released):
-            log(request.user.pk, CHANGE, _("Resumed."), what)
+            log(request.user.pk, CHANGE, _("Resumed."), subject=what)
         released = (before or 0) + result.released
         held = with_count(_HELD, released)
         if not result.complete:
@@ -196,9 +196,9 @@ class Performed(NamedTuple):
 
 
 def last_operations(using: str) -> list[Performed]:
-    """Return the newest operations: those in the admin's log, and those by commands."""
-    own = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(OutboxMessage))
-    entries = own.select_related("user").order_by("-pk")
+    """Return the newest operations: those about messages and the overview in the admin's log, and those by commands."""
+    types = ContentType.objects.get_for_models(OutboxMessage, Overview, for_concrete_models=False).values()
+    entries = LogEntry.objects.filter(content_type__in=list(types)).select_related("user").order_by("-pk")
     found = [
         Performed(each.action_time, each.user.get_username(), each.get_change_message(), each.object_repr)
         for each in entries[:SHOWN_OPERATIONS]

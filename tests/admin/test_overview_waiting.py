@@ -16,7 +16,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.support.admin.overview_pages import address, confirm, finish
-from tests.support.admin.tools import put, text
+from tests.support.admin.tools import put, text, url
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -66,6 +66,24 @@ def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
         "shop.Timeout · paid · default",
         "8 messages are due now. Reason: fixed",
     )
+
+
+def test_what_was_held_or_attempted_since_the_confirmation_is_left_alone(using: str, admin_client: Client):
+    held, paused, attempted, chosen = put_waiting(4, using=using)
+    url = address("retry_now", using=using, **WAITING)
+    page = admin_client.get(url)
+    messages = OutboxMessage.objects.using(using)
+    messages.filter(pk=held).hold()
+    messages.filter(pk=paused).update(available_at=HELD_BY_PAUSE)
+    messages.filter(pk=attempted).update(last_error_at=timezone.now() + datetime.timedelta(seconds=1))
+    finish(admin_client, url, admin_client.post(url, {"state": page.context["state"]}))
+    assert due(using) == {chosen}
+
+
+@pytest.mark.parametrize("operation", ["hold", "cancel", "deliver_again"])
+def test_a_group_has_no_other_operations(admin_client: Client, operation: str):
+    put_waiting()
+    assert admin_client.get(url(operation), {"using": "default", "type": "paid"}).status_code == 404
 
 
 def test_groups_are_shown_by_cause_with_what_may_be_done(using: str, admin_client: Client):

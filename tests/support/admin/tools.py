@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_outbox.admin.locking import Target
-from django_outbox.admin.operations import Operation, change
+from django_outbox.admin.operations import Operation, Progress, change
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.stores.clock import read_clock
 
@@ -41,8 +41,9 @@ class Applied(NamedTuple):
 
 def apply(operation: Operation, ids: Sequence[int]) -> Applied:
     using = router.db_for_write(OutboxMessage)
+    progress = Progress("", len(ids), read_clock(using).isoformat(), ids)
     with transaction.atomic(using=using):
-        return Applied(*change(operation, ids, using, until=read_clock(using).isoformat()))
+        return Applied(*change(operation, ids, using, progress, by=""))
 
 
 def confirm(client: Client, url: str, ids: Sequence[int], **fields: str) -> Any:
