@@ -95,7 +95,7 @@ class OperationsAdmin(ReadOnly):
             until = read_clock(chosen.using)
             targets, more, example = find_members(operation, chosen, until)
             context = {"group": chosen, "example": example}
-            subject, url = str(chosen) or "-", request.get_full_path()
+            subject, url = str(chosen), request.get_full_path()
         else:
             until, more = read_clock(router.db_for_write(OutboxMessage)), False
             targets = find_targets(operation, chosen)

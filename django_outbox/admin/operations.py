@@ -280,8 +280,9 @@ def change(
 ) -> tuple[list[Target], int]:
     """Change the messages that are still in the operation's state by one UPDATE or DELETE.
 
-    Pending messages that a relay is delivering are left out. Of a group, so are messages that are held, or whose
-    delivery was attempted since. Returns the messages that were locked, and how many of them were changed.
+    Left out are pending messages that a relay is delivering, and messages that have failed since the confirmation; of
+    a group, also those that are held now, or whose delivery was attempted since. Returns the messages that were locked,
+    and how many of them were changed.
     """
     # First those of streams: from there, a relay moves messages to the table.
     targets = lock_streamed(ids, using, operation.state) if operation in OF_STREAMS else []
@@ -306,9 +307,10 @@ def log(
     user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject: str = "", entry: int | None = None
 ) -> int:
     """Write an entry of the admin's log, or replace the `entry` with this primary key, and return its primary key."""
+    model = Overview if subject else OutboxMessage
     values = {
         "user_id": user_id,
-        "content_type": ContentType.objects.get_for_model(Overview if subject else OutboxMessage, False),
+        "content_type": ContentType.objects.get_for_model(model, for_concrete_model=False),
         "object_id": ids[0] if len(ids) == 1 and not subject else None,
         "object_repr": (escape(subject) or _names(ids))[:MAX_SUBJECT_LENGTH],
         "action_flag": flag,

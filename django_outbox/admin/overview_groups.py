@@ -42,7 +42,8 @@ class Group:
     fingerprint: str = ""
 
     def __str__(self) -> str:
-        return " · ".join(filter(None, [self.error_class, self.type, self.publisher]))
+        # Another program may have written rows in which all of them are blank.
+        return " · ".join(filter(None, [self.error_class, self.type, self.publisher])) or "-"
 
 
 def _list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int) -> tuple[list[Failure], bool]:
