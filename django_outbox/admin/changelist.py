@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.views.main import ChangeList
 from django.core import signing
 from django.core.exceptions import BadRequest
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
+from django.urls import URLPattern, reverse
 from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
@@ -85,6 +86,18 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         request.current_app = self.admin_site.name
         common = {**self.admin_site.each_context(request), "title": title, "opts": self.opts}
         return TemplateResponse(request, f"admin/django_outbox/{template}.html", {**common, **context})
+
+    def leave(self, request: HttpRequest, url: str, text: Any, level: int = messages.SUCCESS) -> HttpResponse:
+        """Go to another page, and show the text there."""
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(url)
+
+    def page_url(self, request: HttpRequest, name: str, *args: Any) -> str:
+        """Return the address of one of the model's pages, with the filters of the list."""
+        route = f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}"
+        page = reverse(route, args=args, current_app=self.admin_site.name)
+        filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
+        return str(add_preserved_filters(filters, page))
 
     def sign(self, request: HttpRequest, state: Any, url: str) -> str:
         """Return the state of an operation that a form carries, signed for the operator and the form's address."""

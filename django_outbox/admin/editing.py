@@ -1,22 +1,30 @@
-"""The form that edits a failed message and requeues it."""
+"""The view and the form that edit a failed message and requeue it."""
 
 import json
 from typing import Any
 
 from django import forms
+from django.contrib import messages
 from django.contrib.admin.models import CHANGE
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
+from django.core.exceptions import PermissionDenied
 from django.db import connections, router
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.operations import MAX_REASON_LENGTH, log, logged_change, with_reason
 from django_outbox.conf import get_settings
 from django_outbox.conf.redaction import redacted
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.models import OutboxMessage
+from django_outbox.models import OutboxMessage, Status
 from django_outbox.stores.dialect import Dialect
+
+PERMISSION = "django_outbox.edit_outboxmessage"
+"""The permission to edit failed messages, which requeues them."""
 
 EDITED = ("payload", "topic", "publisher")
 """The fields that can be edited. Their first version is kept."""
@@ -113,3 +121,37 @@ class EditForm(forms.Form):
 def version_of(message: OutboxMessage) -> str:
     """Return a text that differs after each failure of the message."""
     return message.failed_at.isoformat() if message.failed_at else ""
+
+
+class EditingAdmin(ReadOnly):
+    """The part of the admin of messages that edits them."""
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_edit"
+        view = self.admin_site.admin_view(self.edit_view)
+        return [path("<int:object_id>/edit/", view, name=name), *super().get_urls()]
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(PERMISSION)
+
+    def edit_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        if not (self.has_view_permission(request) and self.has_edit_permission(request)):
+            raise PermissionDenied
+        messages_to_edit = OutboxMessage.objects.using(router.db_for_write(OutboxMessage))
+        message = messages_to_edit.filter(pk=object_id).first()
+        if message is None or message.status is not Status.FAILED:
+            text = _("Only failed messages can be edited.")
+            return self.leave(request, self.page_url(request, "changelist"), text, messages.WARNING)
+        back_url = self.page_url(request, "change", object_id)
+        form = EditForm(message, request.POST if request.method == "POST" else None)
+        if form.is_valid() and form.save(request.user.pk):
+            return self.leave(request, back_url, _("The message was edited and requeued."))
+        return self.render(
+            request,
+            "outboxmessage/edit",
+            _("Edit and requeue a failed message"),
+            subtitle=str(message),
+            form=form,
+            back_url=back_url,
+            list_url=self.page_url(request, "changelist"),
+        )

@@ -1,8 +1,7 @@
-"""The admin of messages: lists and shows them, read-only, and requeues and discards failed messages."""
+"""The admin of messages: lists them and shows them, and offers the operations on them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.forms import Media
@@ -12,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin import display as admin_display
 from django_outbox.admin.changelist import MessageList
+from django_outbox.admin.editing import EditingAdmin
 from django_outbox.admin.filters import (
     CauseFilter,
     ErrorClassFilter,
@@ -22,6 +22,7 @@ from django_outbox.admin.filters import (
 from django_outbox.admin.listing import ALL, STREAMED, state_of
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OF_STREAMS, OPERATIONS
+from django_outbox.admin.overview_page import address
 from django_outbox.conf import get_settings
 from django_outbox.conf.redaction import Shown, redacted
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
@@ -75,7 +76,7 @@ _type.__name__, _key.__name__ = "type", "key"
 
 
 @admin.register(OutboxMessage)
-class OutboxMessageAdmin(OperationsAdmin):
+class OutboxMessageAdmin(OperationsAdmin, EditingAdmin):
     """Lists messages by state, beginning with failed ones, and shows a message with those around it."""
 
     list_display = (_type, "state", _key, "publisher", "attempts", "when", "short_error")
@@ -169,20 +170,22 @@ class OutboxMessageAdmin(OperationsAdmin):
 
     @admin.display(description=_("error class"))
     def linked_error_class(self, message: OutboxMessage) -> str:
-        query = urlencode({ErrorClassFilter.parameter_name: message.error_class})
-        return admin_display.filter_link(message.error_class, f"{self._reverse('changelist')}?{query}")
+        url = self._list(**{ErrorClassFilter.parameter_name: message.error_class})
+        return admin_display.filter_link(message.error_class, url)
 
     @admin.display(description=_("key"))
     def linked_key(self, message: OutboxMessage) -> str:
-        query = urlencode({"q": message.key}, errors="replace")
-        return admin_display.filter_link(message.key, f"{self._reverse('changelist')}?{query}")
+        return admin_display.filter_link(message.key, self._list(q=message.key))
 
     actor = _column(lambda message: _header(message, "actor") or "-", _("actor"))
 
     @admin.display(description=_("caused by message"))
     def linked_cause(self, message: OutboxMessage) -> str:
         cause = _header(message, "cause")
-        return admin_display.filter_link(cause, f"{self._reverse('changelist')}?{urlencode({'q': cause})}")
+        return admin_display.filter_link(cause, self._list(q=cause))
+
+    def _list(self, **filters: str) -> str:
+        return address(self.admin_site.name, "outboxmessage_changelist", **filters)
 
     @admin.display(description=_("original"))
     def pretty_original(self, message: OutboxMessage) -> str:
@@ -226,10 +229,10 @@ class OutboxMessageAdmin(OperationsAdmin):
         message: Any = context.get("original")
         if message is not None:
             context["operations"] = [
-                (operation, self._url(request, operation.name))
+                (operation, self.page_url(request, operation.name))
                 for operation in (OF_STREAMS if message.is_streamed else OPERATIONS)
                 if operation.state is message.status and request.user.has_perm(operation.permission)
             ]
             if message.status is Status.FAILED and self.has_edit_permission(request):
-                context["edit_url"] = self._url(request, "edit", message.pk)
+                context["edit_url"] = self.page_url(request, "edit", message.pk)
         return super().render_change_form(request, context, *args, **kwargs)

@@ -1,40 +1,38 @@
-"""The views that confirm and apply operations on messages, and that edit a failed message."""
+"""The view that confirms and applies operations on messages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.changelist import ReadOnly
-from django_outbox.admin.editing import EditForm
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
+    MAX_REASON_LENGTH,
     OPERATIONS,
+    Found,
     Operation,
     Progress,
     advance,
-    describe_confirmation,
+    count_groups,
     find_targets,
     outcome,
     read_ids,
     read_reason,
     with_count,
 )
-from django_outbox.admin.overview_groups import GROUP_OPERATIONS, Group, find_databases, find_members
-from django_outbox.admin.overview_page import address
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS, Group, find_members
+from django_outbox.admin.overview_page import MAX_GROUPS, address
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.models import OutboxMessage, Status
-from django_outbox.stores.clock import read_clock
+from django_outbox.models import OutboxMessage
+from django_outbox.monitoring.figures import Count
+from django_outbox.monitoring.readings import find_databases
 from django_outbox.utils.logs import logger
-
-PERMISSION = "django_outbox.edit_outboxmessage"
-"""The permission to edit failed messages, which requeues them."""
 
 
 def _action(operation: Operation) -> Callable[..., HttpResponse]:
@@ -42,7 +40,8 @@ def _action(operation: Operation) -> Callable[..., HttpResponse]:
 
     @admin.action(description=operation.title)
     def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse:
-        return self._confirm(request, operation, list(queryset.values_list("pk", flat=True)[:LIMIT]))
+        ids = list(queryset.values_list("pk", flat=True)[:LIMIT])
+        return self._confirm(request, operation, find_targets(operation, ids))
 
     ask.__name__ = operation.name
     return ask
@@ -57,64 +56,62 @@ class OperationsAdmin(ReadOnly):
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        own = [
-            path(
-                f"{operation.name}/",
-                self.admin_site.admin_view(self.operation_view),
-                {"operation": operation},
-                name=f"{name}_{operation.name}",
-            )
-            for operation in OPERATIONS
-        ]
-        edit = path("<int:object_id>/edit/", self.admin_site.admin_view(self.edit_view), name=f"{name}_edit")
-        return [*own, edit, *super().get_urls()]
+        view = self.admin_site.admin_view(self.operation_view)
+        own = [path(f"{each.name}/", view, {"operation": each}, name=f"{name}_{each.name}") for each in OPERATIONS]
+        return [*own, *super().get_urls()]
 
     def operation_view(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         """Ask for confirmation of an operation, on a group or on the messages `ids`, or go on with a confirmed one."""
         if not (self.has_view_permission(request) and request.user.has_perm(operation.permission)):
             raise PermissionDenied
-        using, of_group = request.GET.get("using") or router.db_for_write(OutboxMessage), "using" in request.GET
+        of_group = "using" in request.GET
+        using = request.GET.get("using") or router.db_for_write(OutboxMessage)
         if using not in find_databases() or (of_group and operation not in GROUP_OPERATIONS):
             raise Http404
         if "state" in request.POST:
             return self._go_on(request, operation, using)
         if of_group:
             names = ("publisher", "error_class", "type", "fingerprint")
-            return self._confirm(request, operation, Group(using, *(request.GET.get(name, "") for name in names)))
+            group = Group(using, *(request.GET.get(name, "") for name in names))
+            return self._confirm(request, operation, find_members(operation, group), group)
         if request.method != "POST":
             return HttpResponseRedirect(self._back_url(request))
         try:
             ids = read_ids(request.POST.get("ids", ""))
         except ValueError as error:
             raise BadRequest("ids") from error
-        return self._confirm(request, operation, ids)
+        return self._confirm(request, operation, find_targets(operation, ids))
 
-    def _confirm(self, request: HttpRequest, operation: Operation, chosen: Group | Sequence[int]) -> HttpResponse:
+    def _confirm(
+        self, request: HttpRequest, operation: Operation, found: Found, group: Group | None = None
+    ) -> HttpResponse:
         """Show what an operation would change. The state in the form leaves out messages that fail later."""
-        if isinstance(chosen, Group):
-            until = read_clock(chosen.using)
-            targets, more, example = find_members(operation, chosen, until)
-            context = {"group": chosen, "example": example}
-            subject, url = str(chosen), request.get_full_path()
-        else:
-            until, more = read_clock(router.db_for_write(OutboxMessage)), False
-            targets = find_targets(operation, chosen)
-            context = {"skipped": len(chosen) - len(targets)}
-            subject, url = "", self._url(request, operation.name)
+        targets = found.targets
         if not targets:
             text = _("The operation applies to none of these messages. Nothing was changed.")
-            return self._back(request, text, messages.WARNING)
-        left = sorted(target.id for target in targets)
-        progress = Progress(subject, len(left), until.isoformat(), left)
-        context.update(describe_confirmation(operation, targets, more=more))
+            return self.leave(request, self._back_url(request), text, messages.WARNING)
+        url = request.get_full_path() if group else self.page_url(request, operation.name)
+        left, groups = sorted(target.id for target in targets), count_groups(targets)
+        progress = Progress(str(group or ""), len(left), found.at.isoformat(), left)
+        context = {
+            "operation": operation,
+            "group": group,
+            "groups": groups[:MAX_GROUPS],
+            "not_shown": len(groups) - MAX_GROUPS,
+            "skipped": found.skipped,
+            "example": found.example,
+            "keyed": any(target.partition for target in targets),
+            "button": with_count(operation.button, Count(len(targets), found.more)),
+            "max_length": MAX_REASON_LENGTH,
+        }
         return self._show(request, "confirmation", operation.title, progress, url, **context)
 
     def _go_on(self, request: HttpRequest, operation: Operation, using: str) -> HttpResponse:
         """Run a confirmed operation, and show its progress if it takes longer than a second."""
-        progress, url = Progress(*self.read_state(request)), request.get_full_path()
+        progress, url, back_url = Progress(*self.read_state(request)), request.get_full_path(), self._back_url(request)
         if "stop" in request.POST:
             text = _("Stopped. %(result)s") % {"result": with_count(operation.done, progress.done)}
-            return self._back(request, text, messages.WARNING)
+            return self.leave(request, back_url, text, messages.WARNING)
         # The confirmation has the reason, the pages that follow do not.
         progress = progress._replace(reason=read_reason(request.POST) or progress.reason)
         try:
@@ -126,10 +123,10 @@ class OperationsAdmin(ReadOnly):
                 reason=error,
             )
             problem = _("Messages could not be archived, so they were not discarded. The server's log has the reason.")
-            return self._back(request, problem, messages.ERROR)
+            return self.leave(request, back_url, problem, messages.ERROR)
         if not progress.left:
-            level = messages.SUCCESS if progress.done else messages.WARNING
-            return self._back(request, outcome(operation, progress.done, progress.expected), level)
+            text = outcome(operation, progress.done, progress.expected)
+            return self.leave(request, back_url, text, messages.SUCCESS if progress.done else messages.WARNING)
         shown = {"text": with_count(operation.done, progress.done), "done": progress.done}
         return self._show(request, "progress", operation.title, progress, url, **shown, expected=progress.expected)
 
@@ -141,45 +138,7 @@ class OperationsAdmin(ReadOnly):
         links = {"action_url": url, "back_url": self._back_url(request)}
         return self.render(request, f"overview/{name}", title, state=state, **links, **context)
 
-    def _back(self, request: HttpRequest, text: Any, level: int) -> HttpResponse:
-        self.message_user(request, text, level)
-        return HttpResponseRedirect(self._back_url(request))
-
     def _back_url(self, request: HttpRequest) -> str:
         if "using" in request.GET:
-            return address(self.admin_site.name, "overview", using=request.GET["using"])
-        return self._url(request, "changelist")
-
-    def has_edit_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(PERMISSION)
-
-    def edit_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
-        if not (self.has_view_permission(request) and self.has_edit_permission(request)):
-            raise PermissionDenied
-        messages_to_edit = OutboxMessage.objects.using(router.db_for_write(OutboxMessage))
-        message = messages_to_edit.filter(pk=object_id).first()
-        if message is None or message.status is not Status.FAILED:
-            self.message_user(request, _("Only failed messages can be edited."), messages.WARNING)
-            return HttpResponseRedirect(self._url(request, "changelist"))
-        back_url = self._url(request, "change", object_id)
-        form = EditForm(message, request.POST if request.method == "POST" else None)
-        if form.is_valid() and form.save(request.user.pk):
-            self.message_user(request, _("The message was edited and requeued."), messages.SUCCESS)
-            return HttpResponseRedirect(back_url)
-        return self.render(
-            request,
-            "outboxmessage/edit",
-            _("Edit and requeue a failed message"),
-            subtitle=str(message),
-            form=form,
-            back_url=back_url,
-            list_url=self._url(request, "changelist"),
-        )
-
-    def _reverse(self, name: str, *args: Any) -> str:
-        route = f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}"
-        return reverse(route, args=args, current_app=self.admin_site.name)
-
-    def _url(self, request: HttpRequest, name: str, *args: Any) -> str:
-        filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
-        return str(add_preserved_filters(filters, self._reverse(name, *args)))
+            return address(self.admin_site.name, "overview_changelist", using=request.GET["using"])
+        return self.page_url(request, "changelist")

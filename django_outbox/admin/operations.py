@@ -4,6 +4,7 @@ If an operation on a group takes longer than one request should, the next reques
 page. Nothing runs in the background: if the page is closed, the operation ends after the current batch.
 """
 
+import datetime
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,16 +34,13 @@ from django_outbox.conf import get_settings
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.models.message import batches
 from django_outbox.monitoring.figures import Count
+from django_outbox.monitoring.status import Failure
 from django_outbox.retention import discard
+from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import escape
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""
-
-MAX_SUBJECT_LENGTH = 200
-
-MAX_GROUPS = 20
-"""Maximum number of groups that a confirmation shows."""
 
 LOGGED_GROUPS = 5
 """Maximum number of groups that an entry of the log names."""
@@ -52,9 +50,8 @@ LOGGED_GROUPS = 5
 class Operation:
     """An operation on the messages of one state; others are left alone. Its URL is derived from its name.
 
-    The list offers its `title` for selected messages. The texts `button` and `done` have `%(count)s` for the number of
-    messages. `blocking` and `not_blocking` are its effect on later messages of the keys that its messages block, and do
-    not block.
+    The texts `button` and `done` have `%(count)s` for the number of messages. `order` says what becomes of the order of
+    messages with a key.
     """
 
     name: str
@@ -63,8 +60,7 @@ class Operation:
     label: Any
     title: Any
     explanation: Any
-    blocking: Any = ""
-    not_blocking: Any = ""
+    order: Any
     button: Any
     done: Any
     log_flag: int = CHANGE
@@ -81,8 +77,7 @@ REQUEUE = Operation(
     explanation=_(
         "They become due at once with a fresh set of attempts. Do this after the cause of the failure has been fixed."
     ),
-    blocking=_("Messages that wait behind are delivered afterwards."),
-    not_blocking=_("Later messages with the same key may already have been delivered, so the order may change."),
+    order=_("Later messages with the same key are delivered afterwards, unless they have been delivered already."),
     button=ngettext_lazy("Requeue %(count)s message", "Requeue %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was requeued.", "%(count)s messages were requeued.", "number"),
     run=lambda messages, by, reason: messages.requeue(),
@@ -102,7 +97,7 @@ DISCARD = Operation(
     label=_("Discard"),
     title=_("Discard failed messages"),
     explanation=lazy(_explain_discard, str)(),
-    blocking=_("Messages that wait behind will be delivered."),
+    order=_("Messages that wait behind those that block their key will be delivered."),
     button=ngettext_lazy("Discard %(count)s message", "Discard %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was discarded.", "%(count)s messages were discarded.", "number"),
     log_flag=DELETION,
@@ -119,7 +114,7 @@ DELIVER_AGAIN = Operation(
         "Consumers receive them again with the same message ID, and a header that marks the repetition. Consumers that "
         "discard duplicates by message ID ignore them."
     ),
-    not_blocking=_("Later messages with the same key that are still pending are delivered afterwards."),
+    order=_("Later messages with the same key that are still pending are delivered afterwards."),
     button=ngettext_lazy("Deliver %(count)s message again", "Deliver %(count)s messages again", "number"),
     done=ngettext_lazy(
         "%(count)s processed message is due again.", "%(count)s processed messages are due again.", "number"
@@ -134,7 +129,7 @@ RETRY_NOW = Operation(
     label=_("Retry now"),
     title=_("Retry pending messages now"),
     explanation=_("They become due at once, whatever they wait for, and keep their attempts."),
-    blocking=_("Earlier messages with the same key are still delivered first."),
+    order=_("Earlier messages with the same key are still delivered first."),
     button=ngettext_lazy("Retry %(count)s message", "Retry %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message is due now.", "%(count)s messages are due now.", "number"),
     run=lambda messages, by, reason: messages.retry_now(),
@@ -147,7 +142,7 @@ HOLD = Operation(
     label=_("Hold"),
     title=_("Hold pending messages"),
     explanation=_("They are not delivered until someone retries them."),
-    blocking=_("Later messages with the same key wait as well."),
+    order=_("Later messages with the same key wait as well."),
     button=ngettext_lazy("Hold %(count)s message", "Hold %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message is held.", "%(count)s messages are held.", "number"),
     run=lambda messages, by, reason: messages.hold(),
@@ -160,7 +155,7 @@ CANCEL = Operation(
     label=_("Cancel"),
     title=_("Cancel pending messages"),
     explanation=_("They become failed and are not delivered. They can still be requeued, or discarded for good."),
-    blocking=_("Later messages with the same key will be delivered without waiting."),
+    order=_("Later messages with the same key will be delivered without waiting."),
     button=ngettext_lazy("Cancel %(count)s message", "Cancel %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was cancelled.", "%(count)s messages were cancelled.", "number"),
     run=lambda messages, by, reason: messages.cancel(reason),
@@ -168,55 +163,51 @@ CANCEL = Operation(
 
 OPERATIONS = (REQUEUE, DISCARD, DELIVER_AGAIN, RETRY_NOW, HOLD, CANCEL)
 
+COUNTED = ngettext_lazy("%(count)s message", "%(count)s messages", "number")
+
 OF_STREAMS = (DELIVER_AGAIN, HOLD, CANCEL)
 """The operations that messages in streams can have: retrying would not change them."""
-
-BLOCKING = ngettext_lazy("%(count)s message blocks its key.", "%(count)s messages block their keys.", "number")
-NOT_BLOCKING = ngettext_lazy(
-    "%(count)s message does not block its key.", "%(count)s messages do not block their keys.", "number"
-)
 
 
 def read_ids(text: str) -> list[int]:
     """Read a comma-separated list of at most `LIMIT` IDs, or raise ValueError."""
-    ids = list(dict.fromkeys(int(id) for id in text.split(",")))
-    if len(ids) > LIMIT:
-        raise ValueError(f"The list has {len(ids):,} IDs; the limit is {LIMIT:,}.")
-    if max(ids) > BigIntegerField.MAX_BIGINT:
-        raise ValueError("An ID is out of range.")
+    ids = list(dict.fromkeys(map(int, text.split(","))))
+    if len(ids) > LIMIT or max(ids) > BigIntegerField.MAX_BIGINT:
+        raise ValueError("There are too many IDs, or one is out of range.")
     return ids
 
 
-def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
+class Found(NamedTuple):
+    """The messages that an operation would change, the time before they were read, and an example of their errors.
+
+    Of those that were asked for, some may have been `skipped`, and there may be `more`.
+    """
+
+    at: datetime.datetime
+    targets: Sequence[Target | Failure]
+    more: bool = False
+    skipped: int = 0
+    example: str = ""
+
+
+def find_targets(operation: Operation, ids: Sequence[int]) -> Found:
     """Return the messages among `ids` that the operation would change, from the database that it will write to."""
     using = router.db_for_write(OutboxMessage)
+    now = read_clock(using)
     targets = read_targets(messages_with(ids, using).with_status(operation.state))
-    return targets + read_streamed(ids, using, operation.state) if operation in OF_STREAMS else targets
+    if operation in OF_STREAMS:
+        targets += read_streamed(ids, using, operation.state)
+    return Found(now, targets, skipped=len(ids) - len(targets))
 
 
-def count_groups(targets: Sequence[Target]) -> list[tuple[tuple[str, str], int]]:
-    """Return the types and error classes with the number of their messages, the largest group first."""
-    return Counter(sorted((target.type, target.error_class) for target in targets)).most_common()
+def count_groups(targets: Sequence[Target | Failure]) -> list[tuple[str, str, int, int]]:
+    """Return the types and error classes with the number of their messages, and of those that block their keys.
 
-
-def describe_confirmation(operation: Operation, targets: Sequence[Target], *, more: bool = False) -> dict[str, Any]:
-    """Return what a confirmation shows: the messages by type and error class, the effect on keys, and the button.
-
-    Args:
-        more: whether there may be more messages than these.
+    The largest group is first.
     """
-    groups = count_groups(targets)
-    blocking = sum(target.blocks_key for target in targets)
-    not_blocking = sum(bool(target.partition) and not target.blocks_key for target in targets)
-    effects = ((BLOCKING, blocking, operation.blocking), (NOT_BLOCKING, not_blocking, operation.not_blocking))
-    return {
-        "operation": operation,
-        "groups": [(*names, number(count)) for names, count in groups[:MAX_GROUPS]],
-        "not_shown": len(groups) - MAX_GROUPS,
-        "effects": [f"{with_count(text, count)} {effect}" for text, count, effect in effects if count and effect],
-        "button": with_count(operation.button, Count(len(targets), more)),
-        "max_length": MAX_REASON_LENGTH,
-    }
+    messages = Counter((each.type, each.error_class) for each in targets)
+    blocking = Counter((each.type, each.error_class) for each in targets if each.blocks_key)
+    return [(*names, count, blocking[names]) for names, count in sorted(messages.items(), key=lambda n: (-n[1], n[0]))]
 
 
 class Progress(NamedTuple):
@@ -263,7 +254,7 @@ def _note(operation: Operation, progress: Progress, targets: Sequence[Target], u
     """Write the operation's entry of the log, or bring it up to date."""
     text = with_count(operation.done, progress.done)
     if not progress.subject:
-        listed = [f"{number(size)} {type}{error and f' ({error})'}" for (type, error), size in count_groups(targets)]
+        listed = [f"{number(size)} {type}{error and f' ({error})'}" for type, error, size, _ in count_groups(targets)]
         text += f" {', '.join([*listed[:LOGGED_GROUPS], '…'] if len(listed) > LOGGED_GROUPS else listed)}."
     return log(
         user_id,
@@ -308,22 +299,17 @@ def log(
 ) -> int:
     """Write an entry of the admin's log, or replace the `entry` with this primary key, and return its primary key."""
     model = Overview if subject else OutboxMessage
+    named = gettext("message %(id)s") % {"id": ids[0]} if len(ids) == 1 else with_count(COUNTED, len(ids))
     values = {
         "user_id": user_id,
         "content_type": ContentType.objects.get_for_model(model, for_concrete_model=False),
         "object_id": ids[0] if len(ids) == 1 and not subject else None,
-        "object_repr": (escape(subject) or _names(ids))[:MAX_SUBJECT_LENGTH],
+        "object_repr": (escape(subject) or named)[:200],
         "action_flag": flag,
         "change_message": text,
     }
     entries: Any = LogEntry.objects
     return int(entries.update_or_create(pk=entry, defaults=values)[0].pk)
-
-
-def _names(ids: Sequence[int]) -> str:
-    if len(ids) == 1:
-        return gettext("message %(id)s") % {"id": ids[0]}
-    return with_count(ngettext_lazy("%(count)s message", "%(count)s messages", "number"), len(ids))
 
 
 @contextmanager

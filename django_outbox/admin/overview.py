@@ -8,44 +8,33 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import DatabaseError, router
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import ngettext_lazy
 
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.operations import (
-    DELIVER_AGAIN,
-    DISCARD,
+    COUNTED,
     MAX_REASON_LENGTH,
-    REQUEUE,
     log,
     read_reason,
     with_count,
     with_reason,
 )
-from django_outbox.admin.overview_groups import GROUP_OPERATIONS, find_databases, read_waiting
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS, read_waiting
 from django_outbox.conf import get_settings
 from django_outbox.models import MAX_NAME_LENGTH, CommandEntry, OutboxMessage, Overview, Status
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
+from django_outbox.monitoring.readings import find_databases
 from django_outbox.monitoring.views import outside_transactions
 from django_outbox.stores.pausing import pause, resume
 from django_outbox.utils.text import describe
 
 VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
-
-BY_COMMAND = {
-    "outbox_requeue --processed": DELIVER_AGAIN.done,
-    "outbox_requeue": REQUEUE.done,
-    "outbox_discard": DISCARD.done,
-    "outbox_restore": ngettext_lazy("%(count)s message was restored.", "%(count)s messages were restored.", "number"),
-    "outbox_pause": gettext_lazy("Paused."),
-    "outbox_resume": gettext_lazy("Resumed."),
-}
-"""The results of commands, in words, by the beginning of the call; the first one counts."""
 
 SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""
@@ -65,27 +54,19 @@ class OverviewAdmin(ReadOnly):
     """Seconds after which an operation shows its progress."""
 
     def get_urls(self) -> list[URLPattern]:
-        views: dict[str, Any] = {"pause": self.pause_view, "resume": outside_transactions(self.resume_view)}
-        overview = self.admin_site.admin_view(self.changelist_view)
+        views: list[tuple[str, str, Any]] = [
+            ("", "changelist", self.changelist_view),
+            ("pause/", "pause", self.pause_view),
+            ("resume/", "resume", outside_transactions(self.resume_view)),
+        ]
         return [
-            path("", overview, name="django_outbox_overview"),
-            # The admin's index links to this name.
-            path("", overview, name="django_outbox_overview_changelist"),
-            *(
-                path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
-                for name, view in views.items()
-            ),
+            path(route, self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
+            for route, name, view in views
         ]
 
-    # Permissions: who may see messages may see the overview.
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request)
-
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # Who may see messages may see the overview.
         return request.user.has_perm(VIEW)
-
-    # The page.
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the overview, or with `?fragment=1` only the part of it that is refreshed."""
@@ -111,8 +92,6 @@ class OverviewAdmin(ReadOnly):
         name = "overview/fragment" if request.GET.get("fragment") else "overview/overview"
         return self.render(request, name, title, **{**context, **(extra_context or {})})
 
-    # Pause and resume.
-
     def pause_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for the type and a reason, and pause a publisher or a type."""
         using, publisher, type = self._target(request)
@@ -129,7 +108,7 @@ class OverviewAdmin(ReadOnly):
         if done:
             log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), subject=what)
         text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
-        return self._back(request, text % {"subject": what})
+        return self.leave(request, self._address(request), text % {"subject": what})
 
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, and resume a publisher or a type; held messages are released in steps."""
@@ -142,7 +121,7 @@ class OverviewAdmin(ReadOnly):
             return self._show(request, "resume", title, type=type)
         if "stop" in request.POST:
             text = _("Resumed: %(subject)s. Not all held messages are due yet; resume it again to finish.")
-            return self._back(request, text % {"subject": what}, messages.WARNING)
+            return self.leave(request, self._address(request), text % {"subject": what}, messages.WARNING)
         before = self.read_state(request) if "state" in request.POST else None
         result = resume(publisher, type, using=using, batch_size=self.resume_batch_size, max_seconds=self.step_seconds)
         if before is None and (result.was_paused or result.released):
@@ -153,20 +132,14 @@ class OverviewAdmin(ReadOnly):
             state = self.sign(request, released, request.get_full_path())
             return self._show(request, "progress", title, text=held, state=state)
         text = _("Resumed: %(subject)s.") % {"subject": what}
-        return self._back(request, f"{text} {held}" if released else text)
-
-    # What the views share.
+        return self.leave(request, self._address(request), f"{text} {held}" if released else text)
 
     def _show(self, request: HttpRequest, name: str, title: Any, /, **context: Any) -> HttpResponse:
         links = {"back_url": self._address(request), "action_url": request.get_full_path()}
         return self.render(request, f"overview/{name}", title, **links, **context)
 
-    def _back(self, request: HttpRequest, text: str, level: int = messages.SUCCESS) -> HttpResponse:
-        self.message_user(request, text, level)
-        return HttpResponseRedirect(self._address(request))
-
     def _address(self, request: HttpRequest) -> str:
-        return page.address(self.admin_site.name, "overview", using=request.GET.get("using", ""))
+        return page.address(self.admin_site.name, "overview_changelist", using=request.GET.get("using", ""))
 
     def _database(self, request: HttpRequest, *permissions: str) -> str:
         """Return the alias of the database that the request names, if the operator has the permissions."""
@@ -204,8 +177,6 @@ def last_operations(using: str) -> list[Performed]:
         for each in entries[:SHOWN_OPERATIONS]
     ]
     for each in CommandEntry.objects.using(using).order_by("-pk")[:SHOWN_OPERATIONS]:
-        call = f"{each.command} {each.arguments}"
-        # A project may derive commands from these.
-        done = next((text for begin, text in BY_COMMAND.items() if call.startswith(begin)), "")
-        found.append(Performed(each.at, each.by, with_reason(with_count(done, each.count), each.reason), call))
+        text = with_reason(with_count(COUNTED, each.count) if each.count else "", each.reason)
+        found.append(Performed(each.at, each.by, text.strip(), f"{each.command} {each.arguments}"))
     return sorted(found, reverse=True)[:SHOWN_OPERATIONS]

@@ -23,15 +23,6 @@ from django_outbox.utils.text import duration
 
 DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"
 
-PAGES = {
-    "unavailable": "how-to/relay-log.html#relay-logs-an-outage",
-    "paused": "how-to/failed-messages.html#pause",
-    "failed": "how-to/failed-messages.html",
-    "delivering": "how-to/monitoring.html#overview",
-    "idle": "how-to/monitoring.html#overview",
-}
-"""The pages about verdicts that have no section of their name in the guide to troubleshooting."""
-
 LABELS: dict[Level, Any] = {
     Level.OK: gettext_lazy("OK"),
     Level.WARNING: gettext_lazy("Warning"),
@@ -55,7 +46,10 @@ MAX_GONE = 3
 """Maximum number of relays that are shown although they do not run, the last ones; the others are folded."""
 
 MAX_GROUPS = 20
-"""Maximum number of causes that are shown."""
+"""Maximum number of causes that a page shows."""
+
+MIN_BAR = 2.0
+"""Height of the smallest bar, in percent of the chart: a single failure is visible in front of thousands delivered."""
 
 
 def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool]) -> dict[str, Any]:
@@ -67,7 +61,7 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool]) -> di
     return {
         "status": status,
         "verdicts": _verdicts(status),
-        "totals": _totals(status),
+        "totals": _totals(status.publishers),
         "publishers": [
             (each, *_state(each, status), _oldest(each.oldest_due, each.oldest_is_exact), streams.get(each.alias, ""))
             for each in status.publishers
@@ -76,7 +70,8 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool]) -> di
         "groups": status.failures[:MAX_GROUPS],
         "waiting_groups": groups[:MAX_GROUPS],
         "several_publishers": len({group.publisher for group in [*status.failures, *groups]}) > 1,
-        "waiting_is_complete": is_complete and len(groups) <= MAX_GROUPS,
+        "waiting_not_shown": len(groups) > MAX_GROUPS,
+        "waiting_is_complete": is_complete,
         "relays": [*living[:MAX_RELAYS], *gone[:MAX_GONE]],
         "folded": [*living[MAX_RELAYS:], *gone[MAX_GONE:]],
     }
@@ -87,20 +82,23 @@ def _verdicts(status: Status) -> list[tuple[Verdict, Any, str, str]]:
     shown = [each for each in status.verdicts if each.level or each is status.verdict]
     reasons = [each.reason for each in shown]
     return [
-        (each, LABELS[each.level], remedy(each.code), "" if each.reason in reasons[:index] else each.reason)
+        (each, LABELS[each.level], remedy(each), "" if each.reason in reasons[:index] else each.reason)
         for index, each in enumerate(shown)
     ]
 
 
-def remedy(code: str) -> str:
+def remedy(verdict: Verdict) -> str:
     """Return the address of the page about a verdict. Each address is tested against the documentation."""
-    return DOCS + PAGES.get(code, f"how-to/troubleshooting.html#{code.replace('_', '-')}")
+    if verdict.level is Level.OK:
+        return f"{DOCS}how-to/monitoring.html#overview"
+    return f"{DOCS}how-to/troubleshooting.html#{verdict.code.replace('_', '-')}"
 
 
 def address(site: str, name: str, **parameters: str) -> str:
     """Return the address of one of the outbox's pages in an admin site; blank parameters are left out."""
     url = reverse(f"admin:django_outbox_{name}", current_app=site)
-    query = urlencode({name: value for name, value in parameters.items() if value})
+    # A key may have a lone surrogate.
+    query = urlencode({name: value for name, value in parameters.items() if value}, errors="replace")
     return f"{url}?{query}" if query else url
 
 
@@ -116,40 +114,21 @@ def _state(publisher: PublisherStatus, status: Status) -> tuple[Any, str]:
     return (_("idle"), "") if publisher.relays or publisher.drains else (_("no relay"), "warning")
 
 
-def _totals(status: Status) -> list[tuple[str, str, str]]:
-    """Return the name, the value and, if it is known, the course of four figures over the last hour."""
-    publishers = status.publishers
+def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
+    """Return the names and the values of the figures that are added up for all publishers."""
     ages = [each.oldest_due for each in publishers if each.oldest_due is not None]
     is_exact = all(each.oldest_is_exact for each in publishers)
     return [
-        (_("due"), number(sum((each.due for each in publishers), Count())), ""),
-        (_("oldest"), _oldest(max(ages, default=None), is_exact), ""),
-        (
-            _("failed"),
-            number(sum((each.failed for each in publishers), Count())),
-            _course([each.failed for each in status.last_hour]),
-        ),
-        (
-            _("delivered / min"),
-            number(sum(each.processed_per_minute for each in publishers)),
-            _course([each.processed for each in status.last_hour]),
-        ),
+        (_("due"), number(sum((each.due for each in publishers), Count()))),
+        (_("oldest"), _oldest(max(ages, default=None), is_exact)),
+        (_("failed"), number(sum((each.failed for each in publishers), Count()))),
+        (_("delivered / min"), number(sum(each.processed_per_minute for each in publishers))),
     ]
-
-
-def _course(values: Sequence[int]) -> str:
-    """Return the points of a line through the values, one unit apart, from the bottom at 100 to the top at 0."""
-    most = max(values, default=0) or 1
-    return " ".join(f"{x},{100 - 100 * value / most:.0f}" for x, value in enumerate(values))
 
 
 def _oldest(seconds: float | None, is_exact: bool) -> str:
     text = "-" if seconds is None else duration(round(seconds))
     return text if is_exact else _("%(age)s or more") % {"age": text}
-
-
-MIN_BAR = 2.0
-"""Height of the smallest bar, in percent of the chart: a single failure is visible in front of thousands delivered."""
 
 
 def draw(periods: Sequence[PeriodCount]) -> dict[str, Any]:

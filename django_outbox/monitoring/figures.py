@@ -177,7 +177,7 @@ class FailureGroup:
         fingerprint: a name for the first line of their errors without numbers and ids; empty if it is not in common.
         example: the first line of the newest error.
         count: their number; there may be more if older failed messages were not looked at.
-        blocking: how many of them failed and block their key.
+        blocking: how many of them block their key.
         first, last: the times of the first and the last failure; there may be an earlier one if there may be more.
     """
 

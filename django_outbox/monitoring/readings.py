@@ -53,6 +53,11 @@ def default_databases() -> list[str]:
     return [router.db_for_write(OutboxMessage)]
 
 
+def find_databases() -> list[str]:
+    """Return the aliases of the databases that may have an outbox, the router's first."""
+    return list(dict.fromkeys([router.db_for_write(OutboxMessage), *filter(holds_outbox, connections)]))
+
+
 def holds_outbox(using: str) -> bool:
     """Return, without a query, whether a database alias exists and may hold the outbox."""
     return using in connections and bool(router.allow_migrate_model(using, OutboxMessage))

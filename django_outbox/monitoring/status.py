@@ -458,12 +458,6 @@ def read_heads(using: str, publisher: str) -> HeadFigures:
     )
 
 
-def list_retrying(using: str, publisher: str, now: datetime.datetime, limit: int) -> list[int]:
-    """Return the ids of a publisher's heads that wait for another attempt, at most `limit`."""
-    heads, _ = _list_heads(using, publisher, now)
-    return list(islice(_find_retrying(using, heads), limit))
-
-
 def _list_heads(using: str, publisher: str, now: datetime.datetime | None = None) -> tuple[list[Head], bool]:
     """Return the heads among the first undelivered messages of a publisher with a key, and whether these are all.
 
@@ -611,6 +605,25 @@ def list_failures(using: str, limit: int) -> tuple[list[Failure], bool]:
     return found[:limit], len(found) > limit
 
 
+def list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int) -> tuple[list[Failure], bool]:
+    """Return a publisher's messages that wait for another attempt, the newest failure first.
+
+    At most `limit` of those without a key are read, by due time, and as many that are the heads of their keys. Returns
+    also whether there may be more.
+    """
+    messages = OutboxMessage.objects.using(using)
+    later = messages.filter(available_at__gt=now, available_at__lt=HELD_BY_PAUSE)
+    unkeyed = later.filter(WITHOUT_KEY, publisher=publisher).order_by("available_at", "id")
+    ids = list(unkeyed.values_list("id", flat=True)[:limit])
+    all_heads, complete = _list_heads(using, publisher, now)
+    heads = list(islice(_find_retrying(using, all_heads), limit))
+    fields = ("last_error_at" if name == "failed_at" else name for name in Failure._fields[:-1])
+    waiting = later.filter(attempts__gt=0).exclude(last_error_at=None).values_list(*fields, ERROR_START)
+    found = [Failure(*row) for part in batches([*ids, *heads]) for row in waiting.filter(pk__in=part)]
+    found.sort(key=lambda each: (each.failed_at, each.id), reverse=True)
+    return found, not complete or max(len(ids), len(heads)) == limit
+
+
 def database_key(using: str) -> tuple[str, ...]:
     """Return what names a database: a test's has the alias of the project's, and each tenant may have its schema."""
     connection = connections[using]
@@ -657,13 +670,24 @@ def read_failures(using: str) -> Failures:
     for (publisher, *_), (number, of_them) in tally.items():
         failed[publisher] += number
         blocking[publisher] += of_them
-    by_cause = _group_by_cause(found)
+    return Failures(tuple(group_failures(found, tally if more else None)), not more, failed, blocking)
+
+
+def group_failures(failures: Sequence[Failure], tally: Tally | None = None) -> list[FailureGroup]:
+    """Return failures by cause, the largest group first.
+
+    Args:
+        failures: the newest ones first.
+        tally: the numbers of all failed messages, if these are only the newest ones.
+    """
+    by_cause = _group_by_cause(failures)
     errors = Counter((publisher, error_class, type) for publisher, error_class, type, _ in by_cause)
     groups = []
     for (publisher, error_class, type, name), members in by_cause.items():
+        more = tally is not None
         counted = Count(len(members), more), Count(sum(each.blocks_key for each in members), more)
         # Errors are not compared in the database: several of one class and type are counted among the newest only.
-        if more and errors[publisher, error_class, type] == 1:
+        if tally and errors[publisher, error_class, type] == 1:
             counted = tally.get((publisher, error_class, type), counted)
         groups.append(
             FailureGroup(
@@ -678,10 +702,10 @@ def read_failures(using: str) -> Failures:
                 last=members[0].failed_at,
             )
         )
-    groups.sort(
-        key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type, group.fingerprint)
+    return sorted(
+        groups,
+        key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type, group.fingerprint),
     )
-    return Failures(tuple(groups), not more, failed, blocking)
 
 
 def _group_by_cause(failures: Sequence[Failure]) -> dict[tuple[str, str, str, str], list[Failure]]:

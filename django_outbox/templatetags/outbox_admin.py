@@ -35,11 +35,10 @@ def identify(group: FailureGroup, state: str) -> str:
 
 
 @register.simple_tag(takes_context=True)
-def overview_url(context: Any, view: str = "", **parameters: str) -> str:
+def overview_url(context: Any, view: str = "changelist", **parameters: str) -> str:
     """Return the address of the overview, or of one of its views, for the database of the page."""
     request = context["request"]
-    name = f"overview_{view}" if view else "overview"
-    return address(request.current_app, name, using=request.GET.get("using", ""), **parameters)
+    return address(request.current_app, f"overview_{view}", using=request.GET.get("using", ""), **parameters)
 
 
 @register.simple_tag(takes_context=True)

@@ -41,7 +41,7 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
     assert operator.find("#content h1").text == "Requeue failed messages"
     assert [row.text for row in operator.find_all(".outbox-preview tbody tr")] == [
         "1 order.created -",
-        "1 order.created shop.errors.Timeout",
+        "1 (1 blocking) order.created shop.errors.Timeout",
     ]
     operator.find("#id_reason").send_keys("the shop is open again")
 

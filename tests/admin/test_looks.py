@@ -37,7 +37,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
         "all": f"{CHANGELIST}?state=all",
         "message": url("change", id),
         "edit": url("edit", id),
-        "overview": reverse("admin:django_outbox_overview"),
+        "overview": reverse("admin:django_outbox_overview_changelist"),
         "pause": f"{reverse('admin:django_outbox_overview_pause')}?publisher=default",
         "resume": f"{reverse('admin:django_outbox_overview_resume')}?publisher=default",
         "group": f"{url('requeue')}?using=default&{CAUSE}",

@@ -14,6 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_outbox.admin import operations as admin_operations
+from django_outbox.admin.overview_page import MAX_GROUPS
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.models.message import BATCH_SIZE
 from tests.conftest import ALIASES
@@ -76,10 +77,7 @@ class TestOperations:
         page = act(admin_client, "deliver_again", [chosen, other], "?state=processed")
         assert statuses(using)[chosen] is Status.PROCESSED, "nothing is done before it is confirmed"
         assert "Deliver 2 messages again" in text(page)
-        assert page.context["effects"] == [
-            "2 messages do not block their keys. Later messages with the same key that are still pending are delivered "
-            "afterwards."
-        ]
+        assert "Later messages with the same key that are still pending are delivered afterwards." in text(page)
         OutboxMessage.objects.using(using).filter(pk=other).delete()
         response = confirm(admin_client, page)
         assert notices(response)[0].startswith("1 processed message is due again. 1 message was left alone")
@@ -115,15 +113,15 @@ class TestConfirmation:
         page = act(admin_client, "discard", ids)
         assert "will never be delivered" in text(page)
         assert page.context["groups"] == [
-            ("order.paid", "rabbitmq.nack", "20"),
-            ("order.created", "rabbitmq.nack", "12"),
-            ("order.paid", "", "3"),
+            ("order.paid", "rabbitmq.nack", 20, 0),
+            ("order.created", "rabbitmq.nack", 12, 0),
+            ("order.paid", "", 3, 0),
         ]
 
     def test_shows_no_more_groups_than_a_person_reads(self, admin_client: Client):
-        ids = [id for n in range(admin_operations.MAX_GROUPS + 2) for id in put(Status.FAILED, type=f"type.{n}")]
+        ids = [id for n in range(MAX_GROUPS + 2) for id in put(Status.FAILED, type=f"type.{n}")]
         page = act(admin_client, "requeue", ids)
-        assert len(page.context["groups"]) == admin_operations.MAX_GROUPS
+        assert len(page.context["groups"]) == MAX_GROUPS
         assert "and 2 more groups" in text(page)
 
     def test_an_operation_is_one_entry_of_the_log_with_a_summary_and_the_reason(self, admin_client: Client):
@@ -142,7 +140,7 @@ class TestConfirmation:
     def test_counts_the_selected_messages_that_are_not_failed(self, admin_client: Client):
         failed, pending = put(Status.FAILED), put(Status.PENDING, 2)
         page = act(admin_client, "requeue", [*failed, *pending], "?state=all")
-        assert page.context["groups"] == [("order.created", "", "1")]
+        assert page.context["groups"] == [("order.created", "", 1, 0)]
         assert "The operation does not apply to 2 selected messages, which will not be changed." in text(page)
 
     def test_is_skipped_if_no_message_is_failed(self, admin_client: Client):
@@ -186,23 +184,36 @@ class TestConfirmation:
         OutboxMessage.objects.bulk_create(OutboxMessage(type="t", payload=1, **times) for _ in range(5000))
         page = act(admin_client, "requeue", [1], select_across=1)
         assert "Requeue 5,000 messages" in text(page)
-        assert page.context["groups"] == [("t", "", "5,000")]
+        assert page.context["groups"] == [("t", "", 5000, 0)]
         assert notices(confirm(admin_client, page)) == ["5,000 messages were requeued."]
         assert OutboxMessage.objects.due().count() == 5000
         assert LogEntry.objects.count() == 1
 
 
-def test_the_effect_on_keys_is_shown_in_the_confirmation(admin_client: Client):
+@pytest.mark.parametrize(
+    ("operation", "status", "order"),
+    [
+        ("requeue", Status.FAILED, "delivered afterwards, unless they have been delivered already."),
+        ("discard", Status.FAILED, "that wait behind those that block their key will be delivered."),
+        ("deliver_again", Status.PROCESSED, "that are still pending are delivered afterwards."),
+        ("retry_now", Status.PENDING, "Earlier messages with the same key are still delivered first."),
+        ("hold", Status.PENDING, "Later messages with the same key wait as well."),
+        ("cancel", Status.PENDING, "Later messages with the same key will be delivered without waiting."),
+    ],
+)
+def test_the_effect_on_the_order_of_keys_is_shown_in_the_confirmation(
+    admin_client: Client, operation: str, status: Status, order: str
+):
+    keyed = put(status, key="order-7", partition=1)
+    assert order in text(act(admin_client, operation, keyed, "?state=all"))
+    assert order not in text(act(admin_client, operation, put(status), "?state=all"))
+
+
+def test_the_messages_that_block_their_keys_are_counted_in_the_confirmation(admin_client: Client):
     ids = [*put(Status.FAILED, 2, key="order-7", blocks_key=True), *put(Status.FAILED, 3, key="order-8")]
-    ids += put(Status.FAILED)
-    assert act(admin_client, "requeue", ids).context["effects"] == [
-        "2 messages block their keys. Messages that wait behind are delivered afterwards.",
-        "3 messages do not block their keys. Later messages with the same key may already have been delivered, "
-        "so the order may change.",
-    ]
     page = act(admin_client, "discard", ids)
-    assert page.context["effects"] == ["2 messages block their keys. Messages that wait behind will be delivered."]
-    assert page.context["effects"][0] in text(page)
+    assert page.context["groups"] == [("order.created", "", 5, 2)]
+    assert '5 <span class="outbox-note">(2 blocking)</span>' in text(page)
 
 
 class TestDetailPage:

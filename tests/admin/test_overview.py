@@ -23,7 +23,16 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
-from django_outbox.monitoring.figures import Count, OutageFigure, PausedType, PeriodCount, PublisherStatus, StreamStatus
+from django_outbox.monitoring.figures import (
+    Count,
+    Level,
+    OutageFigure,
+    PausedType,
+    PeriodCount,
+    PublisherStatus,
+    StreamStatus,
+    Verdict,
+)
 from django_outbox.monitoring.figures import Status as Figures
 from django_outbox.monitoring.verdicts import CODES, judge
 from django_outbox.templatetags import outbox_admin
@@ -192,7 +201,6 @@ class TestGroups:
         page = admin_client.get(url)
         assert page.context["button"] == f"{operation.capitalize()} 3 messages"
         assert page.context["example"] == "order 7 is gone"
-        assert [str(each)[:10] for each in page.context["effects"]] == ["3 messages"] * (operation == "requeue")
         run_to_the_end(admin_client, url, state=page.context["state"])
         left = statuses(using)
         assert {left[id] for id in others} == {Status.FAILED}
@@ -312,8 +320,9 @@ class TestText:
         assert shown == "stream of web:7 · moved 0 s ago"
 
     def test_every_verdict_has_a_page_of_the_documentation(self):
-        assert overview_page.PAGES.keys() <= set(CODES)
-        for remedy in map(overview_page.remedy, CODES):
+        for code in CODES:
+            level = Level.OK if code in {"delivering", "idle"} else Level.WARNING
+            remedy = overview_page.remedy(Verdict(level, code))
             path, _, anchor = remedy.removeprefix(overview_page.DOCS).partition("#")
             page = (DOCS / path.replace(".html", ".md")).read_text()
             assert not anchor or f"({anchor})=\n" in page, remedy

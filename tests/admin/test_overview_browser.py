@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 pytest_plugins = ["tests.support.admin.browser_fixtures"]
 
-OVERVIEW = reverse("admin:django_outbox_overview")
+OVERVIEW = reverse("admin:django_outbox_overview_changelist")
 BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 OUTBOX = {"PUBLISHERS": {"default": BACKEND, "audit": BACKEND}}
 POLICY = "default-src 'self'; img-src 'self' data:"

@@ -11,12 +11,13 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
 
-from django_outbox.admin import operation_views, overview, overview_groups
+from django_outbox.admin import operation_views, overview, overview_groups, overview_page
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.support.admin.overview_pages import address, confirm, finish
 from tests.support.admin.tools import put, text, url
+from tests.support.figures import reading
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -89,25 +90,61 @@ def test_a_group_has_no_other_operations(admin_client: Client, operation: str):
 def test_groups_are_shown_by_cause_with_what_may_be_done(using: str, admin_client: Client):
     put_waiting(2, using=using, error="no answer within 10 s")
     put_waiting(using=using, error="no answer within 12 s\nTraceback", last_error_at=timezone.now())
+    put_waiting(4, using=using, error="the name is unknown")
     put_waiting(2, using=using, error_class="", error="the till is shut", key="k", partition=1, blocks_key=True)
     put_waiting(using=using, attempts=0)
     response = admin_client.get(address(using=using))
     context = response.context
-    groups = [(group.error_class, group.count.number, group.example) for group in context["waiting_groups"]]
+    groups = [(each.error_class, each.count.number, each.example) for each in context["waiting_groups"]]
     # Of a key, only the first message waits for its attempt; the others wait for it.
-    assert groups == [("shop.Timeout", 3, "no answer within 12 s"), ("", 1, "the till is shut")]
+    assert groups == [
+        ("shop.Timeout", 4, "the name is unknown"),
+        ("shop.Timeout", 3, "no answer within 12 s"),
+        ("", 1, "the till is shut"),
+    ]
+    assert [each.blocking.number for each in context["waiting_groups"]] == [0, 0, 1]
     assert re.search(r">next attempt in 1[45] min", text(response))
     assert text(response).count("the till is shut</td>") == 2
     assert context["waiting_is_complete"]
     assert context["groups"] == ()
 
 
-def test_the_groups_are_bounded(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+def test_messages_that_wait_because_of_another_error_are_left_alone(using: str, admin_client: Client):
+    put_waiting(using=using, error="the name is unknown", last_error_at=timezone.now())
+    chosen = put_waiting(using=using, error="no answer within 10 s")
+    chosen += put_waiting(using=using, error="no answer within 12 s", last_error_at=timezone.now())
+    chosen += put_waiting(using=using, error="no answer within 11 s")
+    largest = admin_client.get(address(using=using)).context["waiting_groups"][0]
+    url = address("retry_now", using=using, **WAITING, fingerprint=largest.fingerprint)
+    assert admin_client.get(url).context["example"] == largest.example == "no answer within 12 s"
+    finish(admin_client, url, confirm(admin_client, url))
+    assert due(using) == set(chosen)
+
+
+@pytest.mark.parametrize("keyed", [0, 1], ids=["unkeyed", "keyed"])
+def test_the_groups_are_bounded(admin_client: Client, monkeypatch: pytest.MonkeyPatch, keyed: int):
     monkeypatch.setattr(overview_groups, "MAX_SHOWN", 2)
-    put_waiting(3)
+    for n in range(3):
+        put_waiting(key=f"k{n}" * keyed, partition=(n + 1) * keyed, blocks_key=bool(keyed))
     context = admin_client.get(address()).context
     assert context["waiting_groups"][0].count.number == 2
     assert not context["waiting_is_complete"]
+
+
+def test_there_may_be_more_groups_if_not_all_keys_were_read(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
+    put_waiting(3, key="k", partition=1, blocks_key=True)
+    assert not admin_client.get(address()).context["waiting_is_complete"]
+
+
+def test_only_the_largest_groups_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overview_page, "MAX_GROUPS", 1)
+    put_waiting(error="the till is shut")
+    put_waiting(2, error="the name is unknown")
+    page = admin_client.get(address())
+    assert [each.example for each in page.context["waiting_groups"]] == ["the name is unknown"]
+    assert "Only the largest groups are shown." in text(page)
+    assert "Only some of the waiting messages were looked at." not in text(page)
 
 
 def test_a_message_that_a_relay_may_have_leased_is_left_alone(admin_client: Client):

@@ -23,7 +23,6 @@ from django_outbox.admin import overview_groups
 from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operation, Progress, advance
 from django_outbox.admin.overview_groups import Group, find_members
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint
 from tests.conftest import ALIASES, LOCKING
 from tests.support.admin.overview_figures import a_bad_night
@@ -142,9 +141,9 @@ def test_the_operations_on_settled_messages_find_them_by_id(using: str, admin_cl
 
 def run_on_group(operation: Operation, group: Group, user: User) -> int:
     """Run an operation on a group in steps, and return how many messages it changed."""
-    until = read_clock(group.using)
-    left = sorted(target.id for target in find_members(operation, group, until).targets)
-    progress = Progress(subject=str(group), left=left, expected=len(left), until=until.isoformat())
+    found = find_members(operation, group)
+    left = sorted(target.id for target in found.targets)
+    progress = Progress(subject=str(group), left=left, expected=len(left), until=found.at.isoformat())
     while progress.left:
         progress = advance(operation, progress, group.using, user=user, seconds=0.0)
     return progress.done

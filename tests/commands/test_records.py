@@ -37,21 +37,14 @@ CASES = [
         ("outbox_requeue", *FILTERS, "--reason", "queue mended"),
         (
             "--type order.* --type invoice --before 2030-05-31 10:30:00+02:00 --limit 2",
-            "2 messages were requeued.",
+            "2 messages",
         ),
         id="requeue",
     ),
-    pytest.param(
-        ("outbox_requeue", "--processed", "--all", "--reason", "lost by the consumer"),
-        ("--processed --all", "2 processed messages are due again."),
-        id="deliver-again",
-    ),
-    pytest.param(
-        ("outbox_discard", "--all", "--reason", "tests"), ("--all", "3 messages were discarded."), id="discard"
-    ),
+    pytest.param(("outbox_discard", "--all", "--reason", "tests"), ("--all", "3 messages"), id="discard"),
     pytest.param(
         ("outbox_pause", "--publisher", "default", "--type", "paid", "--reason", "hot"),
-        ("--publisher default --type paid", "Paused."),
+        ("--publisher default --type paid", ""),
         id="pause",
     ),
 ]
@@ -67,16 +60,14 @@ def test_an_operation_by_command_is_on_the_overview_and_in_the_log(
 ):
     arguments, text = recorded
     put(Status.FAILED, 3, using=using)
-    put(Status.PROCESSED, 2, using=using)
     with caplog.at_level(logging.INFO, "django_outbox"):
         assert not run(*command, using=using)
     [shown] = admin_client.get(address(using=using)).context["operations"]
-    reason = f"{text} Reason: {command[-1]}"
+    reason = f"{text} Reason: {command[-1]}".strip()
     assert (shown.by, shown.text, shown.subject) == ("ada", reason, f"{command[0]} {arguments}")
     [record] = [vars(each) for each in caplog.records if getattr(each, "event", "") == "command.finished"]
-    count = int(text[0]) if text[0].isdecimal() else 0
     assert (record["by"], record["command"], record["arguments"]) == ("ada", command[0], arguments)
-    assert (record["database"], record["count"], record["reason"]) == (using, count, command[-1])
+    assert (record["database"], record["count"], record["reason"]) == (using, int(text[:1] or 0), command[-1])
 
 
 def test_resuming_that_fails_halfway_is_recorded(monkeypatch: pytest.MonkeyPatch):
@@ -97,16 +88,10 @@ def test_operations_of_the_admin_and_of_commands_are_listed_together(admin_clien
     page = admin_client.get(address())
     assert [(each.by, each.text, each.subject) for each in page.context["operations"]] == [
         ("admin", "Paused.", "default"),
-        ("ada", "Resumed. Reason: cool", "outbox_resume --publisher default"),
-        ("ada", "Paused.", "outbox_pause --publisher default"),
+        ("ada", "Reason: cool", "outbox_resume --publisher default"),
+        ("ada", "", "outbox_pause --publisher default"),
     ]
-    assert "<strong>ada</strong> Paused." in text(page)
-
-
-def test_an_operation_by_a_command_of_the_project_is_listed_by_its_name(admin_client: Client):
-    CommandEntry.objects.create(by="ada", command="shop_requeue", arguments="--all", count=3)
-    [shown] = admin_client.get(address()).context["operations"]
-    assert (shown.by, shown.subject) == ("ada", "shop_requeue --all")
+    assert "<strong>ada</strong> Reason: cool" in text(page)
 
 
 @pytest.mark.parametrize("arguments", [["--all", "--dry-run"], ["--type", "other"]])

@@ -108,7 +108,7 @@ def test_the_pages_say_what_the_screenshots_show(operator: Operator):
     operator.show("light")
     operator.browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
     operator.resize(1280, 900)
-    operator.open(reverse("admin:django_outbox_overview"))
+    operator.open(reverse("admin:django_outbox_overview_changelist"))
     take(operator, "overview")
     operator.open(CHANGELIST)
     take(operator, "failed-messages")

@@ -106,7 +106,7 @@ for schema in ("t1", "t2"):
 
 setup_test_environment()
 listed = reverse("admin:django_outbox_outboxmessage_changelist") + "?state=failed"
-for url in (listed, reverse("admin:django_outbox_overview")):
+for url in (listed, reverse("admin:django_outbox_overview_changelist")):
     page = client.get(url)
     print(page.status_code, "of-t1" in page.content.decode(), "of-t2" in page.content.decode())
 asked = client.post(listed, {"action": "requeue", "_selected_action": [id], "index": 0}).context

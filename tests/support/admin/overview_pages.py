@@ -8,10 +8,10 @@ from django_outbox.admin import overview_page
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS
 
 
-def address(view: str = "", **parameters: str) -> str:
+def address(view: str = "changelist", **parameters: str) -> str:
     if view in {operation.name for operation in GROUP_OPERATIONS}:
         return overview_page.address("admin", f"outboxmessage_{view}", **{"using": "default", **parameters})
-    return overview_page.address("admin", f"overview{view and '_' + view}", **parameters)
+    return overview_page.address("admin", f"overview_{view}", **parameters)
 
 
 def confirm(client: Client, url: str, **fields: str) -> Any:

@@ -212,7 +212,7 @@ class Command(BaseCommand):
             self.stdout.write(f"   {self.style.SUCCESS('ok   ') if holds else self.style.ERROR('WRONG')} {text}")
         if wrong:
             raise CommandError("The figures disagree. Is another relay or consumer running on the same database?")
-        page = reverse("admin:django_outbox_overview")
+        page = reverse("admin:django_outbox_overview_changelist")
         self.stdout.write(self.style.SUCCESS(f"\nDone in {seconds:.1f} s."))
         self.stdout.write("The refund is still failed. Requeue or discard it on the overview in the admin:\n\n")
         self.stdout.write(f"   python {short_path(sys.argv[0])} runserver")
