@@ -1,6 +1,8 @@
 """A database that hangs: its kernel acknowledges every packet, so that no timeout of the driver ends the wait."""
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -94,3 +96,16 @@ def test_a_call_that_hangs_alone_is_no_outage(using: str):
         with calls.watch(connections[using], 60):
             pass
         assert calls.seconds_without_answer == 4
+
+
+def test_another_connection_with_the_descriptor_of_one_that_ended_is_left_alone(using: str):
+    times, (other, peer) = iter([0.0, 100.0, 200.0]), socket.socketpair()
+    calls, connection = DatabaseCalls(lambda: next(times)), connections[using]
+    with other, peer, calls.watch(connection, 60):
+        descriptor = connection.connection.fileno()
+        kept = os.dup(descriptor)
+        os.dup2(other.fileno(), descriptor)
+        calls.end_overdue()
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        assert other.send(b"x") == 1
