@@ -270,6 +270,7 @@ class WireServices(SelectorIOServicesAdapter):
         super().__init__(loop)  # type: ignore[arg-type]
         self._make_wire = make_wire
         self._transport: AbstractStreamTransport | None = None
+        self._socket: socket.socket | None = None
 
     def create_streaming_connection(
         self,
@@ -282,6 +283,7 @@ class WireServices(SelectorIOServicesAdapter):
         def done(result: tuple[AbstractStreamTransport, AbstractStreamProtocol] | BaseException) -> None:
             if isinstance(result, tuple) and isinstance(wire := result[1], Wire):
                 self._transport = result[0]
+                self._socket = None if ssl_context else sock
                 result = (self._transport, wire.connection)
             on_done(result)
 
@@ -292,7 +294,13 @@ class WireServices(SelectorIOServicesAdapter):
     def write(self, data: bytes) -> None:
         """Send bytes after everything that pika has sent before."""
         assert self._transport is not None
-        self._transport.write(data)
+        if self._socket is not None and not self._transport.get_write_buffer_size():
+            # Mostly there is room. pika would ask the kernel whether there is, in another round of its loop. If the
+            # connection is lost, pika finds out by itself.
+            with suppress(OSError):
+                data = data[self._socket.send(data) :]
+        if data:
+            self._transport.write(data)
 
 
 def _read_method(content: bytes) -> tuple[int, bytes]:
