@@ -6,6 +6,7 @@ connection pooler shares with other clients cannot keep them, so there, and with
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from django.db import DatabaseError
@@ -65,14 +66,23 @@ def execute(
     connection: BaseDatabaseWrapper, first: str, *calls: tuple[str, Sequence[Any]]
 ) -> list[list[tuple[Any, ...]]]:
     """Execute prepared statements, by name and arguments, together after a first one; return the rows of each."""
-    texts = [first, *(f"EXECUTE {name}({', '.join(['%s'] * len(arguments))})" for name, arguments in calls)]
+    text = _join(first, *((name, len(arguments)) for name, arguments in calls))
     found = []
+    # A new cursor each time, because some backends choose the tenant's schema when they make one.
     with connection.cursor() as session:
-        session.execute(";".join(texts), [argument for _, arguments in calls for argument in arguments])
+        session.execute(text, [argument for _, arguments in calls for argument in arguments])
+        # Without Django's wrapper, because all results have arrived.
+        results: Any = session.cursor
         for _ in calls:
-            session.nextset()
-            found.append(session.fetchall())
+            results.nextset()
+            found.append(results.fetchall())
     return found
+
+
+@lru_cache(maxsize=100)
+def _join(first: str, *calls: tuple[str, int]) -> str:
+    """Return a statement and those that are prepared, by name and number of arguments, in one string."""
+    return ";".join([first, *(f"EXECUTE {name}({', '.join(['%s'] * count)})" for name, count in calls)])
 
 
 def note_lost(driver: object, error: DatabaseError) -> bool:
