@@ -110,7 +110,7 @@ class Relay:
             handlers=handlers,
             handler_locks={alias: HandlerLock() for alias in handlers},
             refusals={alias: Refusals(limits.refused_wait) for alias in self._aliases},
-            wake_ups=WakeUps(service),
+            wake_ups=WakeUps(service, limits.first_idle_wait),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,
         )

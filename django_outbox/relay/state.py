@@ -255,7 +255,7 @@ class RelayState:
             pauses=self.pauses.for_schema(),
             handler_locks={alias: HandlerLock() for alias in self.handlers},
             refusals={alias: Refusals(limits.refused_wait) for alias in aliases},
-            wake_ups=WakeUps(self.service),
+            wake_ups=WakeUps(self.service, self.limits.first_idle_wait),
             schema=schema,
         )
 

@@ -19,12 +19,18 @@ from django_outbox.utils.threads import in_background, own_connection
 
 
 class WakeUps:
-    """Lets idle workers of a relay wait until there is work for their publisher, or until the relay is stopping."""
+    """Lets idle workers of a relay wait until there is work for their publisher, or until the relay is stopping.
 
-    def __init__(self, service: ServiceState) -> None:
+    Args:
+        short_wait: waits up to this long are put off only by workers that have waited in vain.
+    """
+
+    def __init__(self, service: ServiceState, short_wait: float = LIMITS.first_idle_wait) -> None:
         self._service = service
+        self._short_wait = short_wait
         self._awake: set[str] = set()
         self._polled_at: dict[tuple[str, bool], float] = {}
+        self._looked_at: dict[tuple[str, bool], float] = {}
 
     def wake(self, names: Iterable[str]) -> None:
         """Wake one worker for each name, usually a publisher: one that waits, or else the next to wait."""
@@ -38,25 +44,32 @@ class WakeUps:
         """Wake a worker of each of these publishers that was notified; None means all."""
         self.wake(publisher_aliases if notified is None else publisher_aliases & {alias for _, alias in notified})
 
-    def wait(self, publisher_alias: str, names: frozenset[str], seconds: float) -> bool:
+    def wait(self, publisher_alias: str, names: frozenset[str], seconds: float, looked_at: float = 0.0) -> bool:
         """Wait at most this long, and return whether there was a wake-up with one of these names.
 
-        Workers of a publisher poll in turn: the time counts from the last one of them that waited in vain. Those that
-        stand by, which have no names, delay no other, because they do not look for new messages.
+        Workers of a publisher poll in turn: the time counts from the last one of them that waited in vain, and a long
+        time also from the last one that looked. Those that stand by, which have no names, delay no other, because they
+        do not look for new messages.
+
+        Args:
+            looked_at: when this worker began to look for the last time.
         """
         turn = publisher_alias, bool(names)
         turns = {(publisher_alias, True), turn}
+        known = [self._polled_at, self._looked_at] if seconds > self._short_wait else [self._polled_at]
 
         def last_poll() -> float:
-            return max(self._polled_at.get(each, 0.0) for each in turns)
+            return max(times.get(each, 0.0) for times in known for each in turns)
 
-        service, left, polled_at = self._service, seconds, last_poll()
+        service, left = self._service, seconds
         with service.changed:
+            self._looked_at[turn] = max(looked_at, self._looked_at.get(turn, 0.0))
+            polled_at = last_poll()
             while not service.changed.wait_for(lambda: service.stopping or not self._awake.isdisjoint(names), left):
                 if (last := last_poll()) <= polled_at:
                     break
                 polled_at = last
-                left = polled_at + seconds - time.monotonic()
+                left = min(polled_at + seconds - time.monotonic(), seconds)
             woken = not self._awake.isdisjoint(names)
             self._awake -= names
             if not woken:

@@ -48,6 +48,7 @@ class Worker:
         self._delivery = Delivery(publisher, self.source, state)
         self._empty_claims = self._database_failures = 0
         self._growth = 2.0  # of idle waits
+        self._looked_at = 0.0
         self._database_outage: Outage | None = None
 
     def close(self) -> None:
@@ -77,6 +78,7 @@ class Worker:
         permit = state.breakers.admit(self._alias, state.batch_sizes[self._alias])
         if permit is None:
             return Attempt(max(state.breakers.seconds_until_trial(self._alias), self._limits.stop_delay))
+        self._looked_at = time.monotonic()
         result = self._run(permit)
         self.delivered += result.tally.processed
         caught_up = result.settled_all and self.source.caught_up
@@ -108,7 +110,7 @@ class Worker:
         began = time.monotonic()
         if not self._empty_claims:
             self._state.service.pause(seconds)
-        elif self._state.wake_ups.wait(self._alias, self.source.wake_ups, seconds):
+        elif self._state.wake_ups.wait(self._alias, self.source.wake_ups, seconds, self._looked_at):
             # Messages committed right after this wake-up may cause no other one, so look again soon.
             self._empty_claims = 0
             self.source.table.announce()

@@ -144,6 +144,11 @@ class TestNotifying:
         assert len(woken) == len(plain)
 
 
+def poll(waiting: WakeUps, names: frozenset[str], seconds: float) -> float:
+    assert not waiting.wait("default", names, seconds)
+    return time.monotonic()
+
+
 class TestIdleWaits:
     @pytest.fixture
     def service(self) -> ServiceState:
@@ -166,13 +171,19 @@ class TestIdleWaits:
 
     @pytest.mark.parametrize("names", [DEFAULT, frozenset()], ids=["work", "stand by"])
     def test_workers_of_a_publisher_poll_in_turn(self, waiting: WakeUps, names: frozenset[str]):
-        def poll(seconds: float) -> float:
-            assert not waiting.wait("default", names, seconds)
-            return time.monotonic()
-
         with ThreadPoolExecutor() as pool:
-            first, second = pool.map(poll, [0.2, 0.3])
+            first, second = pool.map(partial(poll, waiting, names), [0.2, 0.3])
         assert second - first >= 0.29
+
+    def test_a_worker_that_finds_messages_puts_the_long_waits_of_others_off(self, service: ServiceState):
+        waiting = WakeUps(service, short_wait=1.0)
+        with ThreadPoolExecutor() as pool:
+            polls = [pool.submit(poll, waiting, DEFAULT, seconds) for seconds in (1.0, 1.01)]
+            time.sleep(0.3)
+            waiting.wake(["found"])
+            assert waiting.wait("default", frozenset({"found"}), 60, looked_at=time.monotonic() + 1)
+            short, long = (each.result() for each in polls)
+        assert long - short >= 0.5
 
     def test_a_worker_that_stands_by_does_not_delay_the_one_that_reads_the_log(self, waiting: WakeUps):
         with ThreadPoolExecutor() as pool:
