@@ -131,7 +131,8 @@ class Phases:
         """
         batch = Batch(self)
         with batch.within(claiming) as claim:
-            batch.refuse(claim.refused)
+            if claim.refused:
+                batch.refuse(claim.refused)
             if claim.messages:
                 batch.begin(claim.messages)
             yield batch
@@ -269,14 +270,17 @@ class Batch:
         copied: Iterable[int] = ()
         if decisions.failed:
             copied = copy_failed(phases.dead_letters, decisions.failed, phases.publisher.alias, is_late=source.is_late)
-        failed = [row._replace(dead_lettered=row.id in copied) for row in decisions.settlement.failed]
-        failed += [Failed(row.id, row.reason, UNREADABLE, self._blocks_key(row)) for row in self._unreadable]
-        settlement = replace(decisions.settlement, failed=failed, held=self._held)
+        settlement = decisions.settlement
+        if settlement.failed or self._unreadable or self._held:
+            failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
+            failed += [Failed(row.id, row.reason, UNREADABLE, self._blocks_key(row)) for row in self._unreadable]
+            settlement = replace(settlement, failed=failed, held=self._held)
         if carefully:
             settlement = self._without_refused(settlement)
-        refused = source.settle(self._claim, settlement)
-        self.refuse(refused)
-        self._decisions = decisions._replace(settlement=settlement.without(refused))
+        if refused := source.settle(self._claim, settlement):
+            self.refuse(refused)
+            settlement = settlement.without(refused)
+        self._decisions = decisions._replace(settlement=settlement)
 
     def _sort(self, paused: Set[str]) -> None:
         self.messages = messages = []

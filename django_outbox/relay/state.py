@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import add, attrgetter
 from typing import Any, NamedTuple
 
 from django_outbox.brokers.publisher import Publisher
@@ -65,7 +66,10 @@ class Tally:
         return self.processed + self.failed + self.retried
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return Tally(*map(add, _counts(self), _counts(other)))
+
+
+_counts = attrgetter(*Tally.__slots__)
 
 
 class Budget:
@@ -110,9 +114,9 @@ class Budget:
         with self._lock:
             self._reserved -= limit
             self.open_batches -= 1
-            self.tally += tally
-            self._tallies[publisher_alias] += tally
             if tally.claimed:
+                self.tally += tally
+                self._tallies[publisher_alias] += tally
                 self._average_size = tally.size // tally.claimed
         if self._whole is not None:
             self._whole.release(publisher_alias, limit, tally)
@@ -196,6 +200,8 @@ class Refusals:
     @property
     def ids(self) -> Set[int]:
         """The messages that are not published now."""
+        if not self._found:
+            return frozenset()
         now = self._clock()
         with self._lock:
             self._found = {id: refusal for id, refusal in self._found.items() if now < refusal.forget_at}

@@ -24,6 +24,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 from django_outbox.stores.timeline import (
@@ -535,10 +536,10 @@ def is_spared(slots_met: int) -> bool:
 
 def total_size(rows: Iterable[Row]) -> int:
     """Return the bytes of the payloads and headers of rows."""
-    return sum(row[SIZE] for row in rows)
+    return sum(map(itemgetter(SIZE), rows))
 
 
-def has_read_all(rows: Iterable[Row], *, max_depth: int, share: int) -> bool:
+def has_read_all(rows: Sequence[Row], *, max_depth: int, share: int) -> bool:
     """Return whether no partition has as many messages, or bytes, as a claim reads of one: it may have more of them.
 
     Args:
@@ -546,11 +547,16 @@ def has_read_all(rows: Iterable[Row], *, max_depth: int, share: int) -> bool:
         max_depth: the largest number of messages of a partition.
         share: the bytes of a partition after which no more of its messages are read.
     """
-    counts, sizes = Counter[int](), Counter[int]()
+    if not rows or (len(rows) < max_depth and total_size(rows) < share):
+        return True
+    deepest = max(Counter(map(itemgetter(-1), rows)).values())
+    # Mostly not even as many messages of the largest size have as many bytes.
+    if deepest >= max_depth or deepest * max(map(itemgetter(SIZE), rows)) < share:
+        return deepest < max_depth
+    sizes = Counter[int]()
     for row in rows:
-        counts[row[-1]] += 1
         sizes[row[-1]] += row[SIZE]
-    return all(count < max_depth and sizes[partition] < share for partition, count in counts.items())
+    return max(sizes.values()) < share
 
 
 def choose(queues: Iterable[Queued], partitions: Sequence[int], max_bytes: int) -> list[int]:
