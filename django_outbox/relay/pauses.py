@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Set
 from contextlib import nullcontext, suppress
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
@@ -43,6 +44,8 @@ class Pauses:
         self._clock = clock
         # By publisher and type; the type is empty if the whole publisher is paused.
         self._paused: frozenset[tuple[str, str]] = frozenset()
+        # Every idle relay reads once a second, and making the query would take longer than reading.
+        self._sql: Any = None
         self._read_at: float | None = None
         self._failed = False
         self._lock = threading.Lock()
@@ -79,9 +82,12 @@ class Pauses:
         # A savepoint, because in a test's own transaction a failed query would make all others fail.
         savepoint = transaction.atomic(using=self._using) if connection.in_atomic_block else nullcontext()
         try:
-            with self._calls.watch(connection, self._max_seconds), savepoint:
-                rows = Pause.objects.using(self._using).filter(resumed_at=None).values_list("publisher", "type")
-                found = frozenset(row for row in rows if row[0] in self._publisher_aliases)
+            with self._calls.watch(connection, self._max_seconds), savepoint, connection.cursor() as session:
+                if self._sql is None:
+                    pauses = Pause.objects.filter(resumed_at=None).values_list("publisher", "type")
+                    self._sql = pauses.query.get_compiler(self._using).as_sql()
+                session.execute(*self._sql)
+                found = frozenset(row for row in session.fetchall() if row[0] in self._publisher_aliases)
         except (DatabaseError, InterfaceError) as error:
             self._note_failure(error)
             return

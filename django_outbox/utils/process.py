@@ -10,6 +10,7 @@ MAX_HOST_LENGTH = 220
 """Maximum characters of the host name in the name of a process."""
 
 
+@cache
 def find_version() -> str:
     """Return the version of the installed package; "unknown" if the project runs it from its source."""
     try:
