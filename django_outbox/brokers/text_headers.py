@@ -24,10 +24,6 @@ RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 """Names that describe the message. A header of the message with such a name, in any case, is not sent."""
 
 
-_latest = (datetime.datetime.min.replace(tzinfo=_UTC), "")
-"""The latest whole second that `format_time` formatted, and its text."""
-
-
 def text_headers(message: Message) -> list[tuple[str, str]]:
     """Return a message's fields as headers, without an empty key, and then its own headers."""
     found = [
@@ -44,16 +40,8 @@ def text_headers(message: Message) -> list[tuple[str, str]]:
 
 
 def format_time(time: datetime.datetime) -> str:
-    """Return a time in UTC in ISO 8601. Messages of the same second follow each other, so its text is kept."""
-    global _latest  # noqa: PLW0603 - one tuple, which threads replace as a whole
-    if time.tzinfo is not _UTC:
-        time = time.astimezone(_UTC)
-    second, text = _latest
-    whole = time.replace(microsecond=0)
-    if whole != second:
-        text = whole.isoformat()[:-6]
-        _latest = whole, text
-    return f"{text}.{time.microsecond:06d}+00:00" if time.microsecond else f"{text}+00:00"
+    """Return a time in UTC in ISO 8601."""
+    return (time if time.tzinfo is _UTC else time.astimezone(_UTC)).isoformat()
 
 
 def own_headers(message: Message, *, without: str = "") -> list[tuple[str, str]]:

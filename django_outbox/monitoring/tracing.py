@@ -88,7 +88,7 @@ class OpenTelemetryTracer(Tracer):
         sampled = [
             (message, outcome)
             for message, outcome in zip(batch.messages, batch.outcomes, strict=True)
-            if outcome.kind is not OutcomeKind.BLOCKED and _is_sampled(message.headers)
+            if message.headers and outcome.kind is not OutcomeKind.BLOCKED and _is_sampled(message.headers)
         ]
         for message, outcome in sorted(sampled, key=lambda each: each[1] is ACCEPTED):
             if not self._spans.take():

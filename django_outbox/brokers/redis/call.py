@@ -33,7 +33,7 @@ class RedisCall(EncodedCall[Message, bytes]):
         indexes = self.without_outcome(self.encoded)
         replies, reason = Replies(), ""
         try:
-            connection.send(b"".join(self.encoded[index] for index in indexes), self._deadline)
+            connection.send(b"".join(map(self.encoded.__getitem__, indexes)), self._deadline)
             connection.receive(replies, len(indexes), self._deadline)
         except Lost as error:
             reason = str(error)
