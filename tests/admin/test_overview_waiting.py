@@ -142,7 +142,6 @@ def test_only_the_largest_groups_are_shown(admin_client: Client, monkeypatch: py
     put_waiting(error="the till is shut")
     put_waiting(2, error="the name is unknown")
     page = admin_client.get(address())
-    assert [each.example for each in page.context["waiting_groups"]] == ["the name is unknown"]
     assert "Only the largest groups are shown." in text(page)
     assert "Only some of the waiting messages were looked at." not in text(page)
 
