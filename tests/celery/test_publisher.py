@@ -215,7 +215,7 @@ def test_many_messages_are_accepted_in_order(
     app = make(broker)
     (message,) = messages(app)
     batch = [message._replace(id=n, headers={**message.headers, "number": n}) for n in range(1200)]
-    assert list(publisher().publish(batch)) == [ACCEPTED] * 1200
+    assert list(publisher(timeout=60).publish(batch)) == [ACCEPTED] * 1200
     assert [each.headers["number"] for each in take(app, prefix)] == [*range(1200)]
 
 
