@@ -79,7 +79,7 @@ def calls(work: Callable[[], Any]) -> int:
 
 
 # A column of SQLite may hold anything, and so each is decoded by itself.
-MOST_CALLS = {"sqlite": 27, "postgresql": 8, "mysql": 12}
+MOST_CALLS = {"sqlite": 22, "postgresql": 3, "mysql": 3}
 
 
 @pytest.mark.parametrize("keys", [0, FEW_KEYS], ids=["unkeyed", "keyed"])
@@ -96,4 +96,4 @@ def test_claim_and_settle_take_few_calls_a_message(using: str, keys: int):
     assert not OutboxMessage.objects.using(using).pending().exists()
     # What is behind the first of its key is looked up before it is read, elsewhere than on PostgreSQL.
     most = MOST_CALLS[connections[using].vendor] + (4 if keys else 0)
-    assert 0 < (costs[1] - costs[0]) / (LARGE - SMALL) < most
+    assert -1 < (costs[1] - costs[0]) / (LARGE - SMALL) < most
