@@ -23,16 +23,8 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
-from django_outbox.monitoring.figures import (
-    Count,
-    Level,
-    OutageFigure,
-    PausedType,
-    PeriodCount,
-    PublisherStatus,
-    StreamStatus,
-    Verdict,
-)
+from django_outbox.monitoring import figures
+from django_outbox.monitoring.figures import Count, OutageFigure, PausedType, PeriodCount, PublisherStatus, StreamStatus
 from django_outbox.monitoring.figures import Status as Figures
 from django_outbox.monitoring.verdicts import CODES, judge
 from django_outbox.templatetags import outbox_admin
@@ -321,8 +313,8 @@ class TestText:
 
     def test_every_verdict_has_a_page_of_the_documentation(self):
         for code in CODES:
-            level = Level.OK if code in {"delivering", "idle"} else Level.WARNING
-            remedy = overview_page.remedy(Verdict(level, code))
+            level = figures.Level.OK if code in {"delivering", "idle"} else figures.Level.WARNING
+            remedy = overview_page.remedy(figures.Verdict(level, code))
             path, _, anchor = remedy.removeprefix(overview_page.DOCS).partition("#")
             page = (DOCS / path.replace(".html", ".md")).read_text()
             assert not anchor or f"({anchor})=\n" in page, remedy

@@ -190,7 +190,7 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
     assert terminal.process.returncode == 0
     screen = joined(lines)
     assert screen.count("Publisher'default'isunavailable") == 1
-    assert screen.count("pressCtrl-Cagaintostopatonce") == 1
+    assert screen.count("pressCtrl-Cagaintostopatonce") <= 1, "a relay without work may end first"
     assert screen.endswith("0delivered,0willberetried,0failed.")
     # Nothing is left of the line.
     assert "due3" not in screen

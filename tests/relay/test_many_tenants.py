@@ -70,6 +70,15 @@ def test_one_relay_delivers_the_messages_of_all_tenants_and_of_new_ones(manage: 
     assert manage.sql(report.format("t2")) == [(2, True)]
 
 
+def test_prepared_statements_are_executed_in_the_schema_that_was_set_last(manage: Project):
+    """django-tenants sets it when a cursor is made."""
+    enqueue(manage, "t1")
+    look = "connection.set_schema('{}'); print(get_store(connection).has_due('default'))"
+    looks = [look.format(schema) for schema in ("t1", "t2", "t1")]
+    imports = "from django.db import connection; from django_outbox.stores import get_store"
+    assert manage.do("\n".join([imports, *looks])).split() == ["True", "False", "True"]
+
+
 def test_a_commit_wakes_the_relay_for_its_schema(manage: Project):
     enqueue(manage, "t1")
     with manage.relay("--all-schemas", "--poll-interval", "3600"):

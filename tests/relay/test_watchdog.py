@@ -99,10 +99,9 @@ def test_a_call_that_hangs_alone_is_no_outage(using: str):
 
 
 def test_another_connection_with_the_descriptor_of_one_that_ended_is_left_alone(using: str):
-    times, (other, peer) = iter([0.0, 100.0, 200.0]), socket.socketpair()
-    calls, connection = DatabaseCalls(lambda: next(times)), connections[using]
-    with other, peer, calls.watch(connection, 60):
-        descriptor = connection.connection.fileno()
+    (other, peer), calls = socket.socketpair(), DatabaseCalls(iter([0.0, 100.0, 200.0]).__next__)
+    with other, peer, calls.watch(connections[using], 60):
+        descriptor = connections[using].connection.fileno()
         kept = os.dup(descriptor)
         os.dup2(other.fileno(), descriptor)
         calls.end_overdue()
