@@ -61,7 +61,7 @@ def describe(status: Status, waiting: tuple[Sequence[FailureGroup], bool]) -> di
     return {
         "status": status,
         "verdicts": _verdicts(status),
-        "totals": _totals(status.publishers),
+        "totals": _totals(status),
         "publishers": [
             (each, *_state(each, status), _oldest(each.oldest_due, each.oldest_is_exact), streams.get(each.alias, ""))
             for each in status.publishers
@@ -114,16 +114,25 @@ def _state(publisher: PublisherStatus, status: Status) -> tuple[Any, str]:
     return (_("idle"), "") if publisher.relays or publisher.drains else (_("no relay"), "warning")
 
 
-def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
-    """Return the names and the values of the figures that are added up for all publishers."""
+def _totals(status: Status) -> list[tuple[str, str, str]]:
+    """Return the names and the values of four figures for all publishers, and the course of two over the last hour."""
+    publishers, hour = status.publishers, status.last_hour
     ages = [each.oldest_due for each in publishers if each.oldest_due is not None]
     is_exact = all(each.oldest_is_exact for each in publishers)
+    failed = number(sum((each.failed for each in publishers), Count()))
+    rate = number(sum(each.processed_per_minute for each in publishers))
     return [
-        (_("due"), number(sum((each.due for each in publishers), Count()))),
-        (_("oldest"), _oldest(max(ages, default=None), is_exact)),
-        (_("failed"), number(sum((each.failed for each in publishers), Count()))),
-        (_("delivered / min"), number(sum(each.processed_per_minute for each in publishers))),
+        (_("due"), number(sum((each.due for each in publishers), Count())), ""),
+        (_("oldest"), _oldest(max(ages, default=None), is_exact), ""),
+        (_("failed"), failed, _course([each.failed for each in hour])),
+        (_("delivered / min"), rate, _course([each.processed for each in hour])),
     ]
+
+
+def _course(values: Sequence[int]) -> str:
+    """Return the points of a line through the values, one unit apart, from the bottom at 100 to the top at 0."""
+    most = max(values, default=0) or 1
+    return " ".join(f"{x},{100 - 100 * value / most:.0f}" for x, value in enumerate(values))
 
 
 def _oldest(seconds: float | None, is_exact: bool) -> str:
