@@ -30,11 +30,11 @@ PATIENCE = 120
 class Process:
     """A running command of the shop, whose output goes to a file."""
 
-    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str], folder: Path = PROJECT) -> None:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                arguments, cwd=PROJECT, env=environment, stdout=output, stderr=subprocess.STDOUT
+                arguments, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
 
     @property
