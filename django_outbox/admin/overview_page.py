@@ -33,6 +33,7 @@ STATES: dict[str, Any] = {
     "crashed": gettext_lazy("crashed"),
     "not_delivering": gettext_lazy("not delivering"),
     "unavailable": gettext_lazy("unavailable"),
+    "cut_off": gettext_lazy("partly unavailable"),
     "refused": gettext_lazy("refused by the database"),
     "unknown_publisher": gettext_lazy("not in the settings"),
     "behind": gettext_lazy("behind"),

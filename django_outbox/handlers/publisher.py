@@ -8,6 +8,7 @@ import contextvars
 import hashlib
 import inspect
 import json
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -118,9 +119,14 @@ class HandlersPublisher(Publisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
+        self._calls: dict[int, tuple[float, str, int]] = {}
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
+
+    def find_longest_call(self) -> tuple[float, str, int] | None:
+        """Return the oldest call that has not returned: its begin in Unix time, the handler, and the message's id."""
+        return min([*self._calls.values()], default=None)
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Raise TypeError: messages are delivered one by one, by `handle`."""
@@ -213,7 +219,7 @@ class HandlersPublisher(Publisher):
         self, found: AnyHandler, function: Callable[..., Any], event: Any, message: Message, *error: Any, using: str
     ) -> Any:
         seconds = found.time_limit or self._time_limit
-        with traced_handling(message) if tracers else nullcontext():
+        with self._noting(found, message), traced_handling(message) if tracers else nullcontext():
             # What the function sets in its context, such as the active language, ends with it.
             context = contextvars.copy_context()
             context.run(_database.set, using)
@@ -227,6 +233,15 @@ class HandlersPublisher(Publisher):
                     # The call of a coroutine function takes no time.
                     returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
                     return context.run(finish, returned, seconds, time.monotonic() - began)
+
+    @contextmanager
+    def _noting(self, found: AnyHandler, message: Message) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._calls[thread] = time.time(), found.name, message.id
+        try:
+            yield
+        finally:
+            self._calls.pop(thread, None)
 
 
 def decode_message(message: Message) -> Any:

@@ -80,6 +80,20 @@ class OutageFigure:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningCall:
+    """A call of a handler that had not returned when its relay reported.
+
+    Args:
+        handler: its name.
+        id: the message that it was called with.
+    """
+
+    handler: str
+    id: int
+    since: datetime.datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PublisherStatus:
     """The figures of one publisher.
 
@@ -104,6 +118,7 @@ class PublisherStatus:
             broker, the others count.
         outage: why no relay can reach the broker, or why a worker crashed; None if neither applies.
         refused: why the database refuses every new state of one of its messages; empty if it does not.
+        call: the oldest call of a handler that had not returned when its relay reported; None if none was running.
         relays: number of running relays that serve it.
         drains: number of drains, or single batches, of it that ended lately. They do not count as relays.
         last_drain: the time at which the last of them ended.
@@ -127,6 +142,7 @@ class PublisherStatus:
     breaker: str = ""
     refused: str = ""
     outage: OutageFigure | None = None
+    call: RunningCall | None = None
     relays: int = 0
     drains: int = 0
     last_drain: datetime.datetime | None = None
@@ -255,10 +271,16 @@ class RelayStatus:
     failed: int
     outages: dict[str, OutageFigure] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, RunningCall] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
         return self.state == RUNNING
+
+    @property
+    def served(self) -> list[str]:
+        """Its publishers, each with the state of the circuit breaker in brackets unless that is closed."""
+        return [alias if state == "closed" else f"{alias} ({state})" for alias, state in self.publishers.items()]
 
     @property
     def silent(self) -> bool:

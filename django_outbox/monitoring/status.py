@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from django.db import connections, router
@@ -47,6 +47,7 @@ from django_outbox.monitoring.figures import (
     PeriodCount,
     PublisherStatus,
     RelayStatus,
+    RunningCall,
     Status,
     StreamStatus,
 )
@@ -288,6 +289,11 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         breaker=next((state for state in _WORST_FIRST if state in states), ""),
         outage=_find_worst(report.outages[alias] for report in counted if alias in report.outages),
         refused=next((report.refused[alias] for report in living if alias in report.refused), ""),
+        call=min(
+            (report.calls[alias] for report in living if alias in report.calls),
+            key=attrgetter("since"),
+            default=None,
+        ),
     )
 
 
@@ -385,6 +391,11 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
             alias: _describe_outage(state, report) for alias, state in report.publishers.items() if state.get("reason")
         },
         refused={alias: str(state["refused"]) for alias, state in report.publishers.items() if state.get("refused")},
+        calls={
+            alias: RunningCall(handler, id, _from_timestamp(began, report.seen_at))
+            for alias, state in report.publishers.items()
+            for began, handler, id in filter(None, [state.get("call")])
+        },
     )
 
 

@@ -30,6 +30,7 @@ CODES = (
     "not_delivering",
     "unavailable",
     "not_reporting",
+    "cut_off",
     "refused",
     "unknown_publisher",
     "not_read",
@@ -159,6 +160,17 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
     elif late:
         text, values = _explain_delay(publisher)
         yield _about(publisher, Level.WARNING, "behind", text, **values)
+    elif cut_off := [each for each in _serving(publisher, status) if each.alive and publisher.alias in each.outages]:
+        text = _(
+            "%(count)s of %(relays)s relays (%(names)s) cannot reach the broker of publisher %(publisher)r%(reason)s."
+        )
+        values = {
+            "count": Count(len(cut_off)),
+            "relays": Count(publisher.relays),
+            "names": _list([each.name for each in cut_off]),
+            "reason": cut_off[0].outages[publisher.alias].reason,
+        }
+        yield _about(publisher, Level.WARNING, "cut_off", text, **values)
 
 
 def _judge_silence(status: Status) -> Iterator[Verdict]:
@@ -223,7 +235,14 @@ def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> flo
 
 
 def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: float) -> tuple[Any, dict[str, Any]]:
-    values = {"age": duration(round(lasted))}
+    values: dict[str, Any] = {"age": duration(round(lasted))}
+    call = publisher.call
+    if call and (lasted := _seconds_since(call.since, status)) > PATIENCE:
+        text = _(
+            "Not delivering for %(age)s: %(due)s due for %(publisher)r. The handler %(handler)s has been handling "
+            "message %(id)s for %(lasted)s."
+        )
+        return text, {**values, "handler": call.handler, "id": call.id, "lasted": duration(round(lasted))}
     if publisher.relays:
         text = ngettext_lazy(
             "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",

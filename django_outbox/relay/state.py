@@ -269,9 +269,12 @@ class RelayState:
         return self.service.stopping or self.budget.spent
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
-        """Return the state of a publisher's breaker, or of its crashed workers."""
+        """Return the state of a publisher's breaker, or of its crashed workers, and the oldest call of a handler."""
         crash = self.service.outages.find(self.name_worker(publisher_alias))
         state = self.breakers.describe(publisher_alias) | {"refused": self.refusals[publisher_alias].reason}
+        handlers = self.handlers.get(publisher_alias)
+        if handlers is not None:
+            state["call"] = handlers.find_longest_call()
         if crash is None:
             return state
         since = crash.since.timestamp()

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import HELD_BY_PAUSE, DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import status
-from django_outbox.monitoring.figures import Count, Level, PublisherStatus, Status
+from django_outbox.monitoring.figures import Count, Level, PublisherStatus, RunningCall, Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.verdicts import judge
 from django_outbox.relay import reports
@@ -492,9 +492,27 @@ def test_a_publisher_is_unavailable_only_if_no_relay_reaches_it(using: str):
     reports.filter(relay="cut").update(publishers={"default": state})
     found = figures(using)
     assert (found.relays, found.breaker, found.outage) == (2, "closed", None)
-    assert read_status(using).verdict.code == "delivering"
+    result = read_status(using)
+    assert result.verdict.sentence == (
+        "1 of 2 relays (cut) cannot reach the broker of publisher 'default' (connection refused)."
+    )
+    assert [(verdict.level, verdict.code) for verdict in result.verdicts[1:]] == [(Level.OK, "delivering")]
+    (cut,) = (each for each in result.relays if each.name == "cut")
+    assert cut.served == ["default (open)"]
     reports.filter(relay="living").update(publishers={"default": state})
     assert read_status(using).verdict.code == "unavailable"
+
+
+def test_a_handler_that_does_not_return_is_named_in_the_verdict():
+    call = RunningCall("shop.handlers.pay", 17, NOW - datetime.timedelta(seconds=90))
+    stuck = PublisherStatus("handlers", due=Count(3), oldest_due=95.0, relays=1, call=call)
+    (verdict,) = judge(Status("default", NOW, (stuck,)))
+    assert verdict.sentence == (
+        "Not delivering for 1 min 35 s: 3 due for 'handlers'. The handler shop.handlers.pay has been handling message "
+        "17 for 1 min 30 s."
+    )
+    (verdict,) = judge(Status("default", NOW, (replace(stuck, call=replace(call, since=NOW)),)))
+    assert verdict.sentence == "Not delivering for 1 min 35 s: 3 due for 'handlers', 1 relay."
 
 
 def test_rates_are_added_up_over_relays(using: str):

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from threading import get_ident
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
 
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
 from django_outbox.monitoring import Level
@@ -24,11 +26,13 @@ from django_outbox.stores.clock import read_clock
 from django_outbox.utils.process import name_process
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import without_table
+from tests.support.effects import HANDLERS
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import relays_in_threads, running_relay
 from tests.support.waiting import eventually
 
+pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
 NAME = name_process()
@@ -67,6 +71,33 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, s
         assert [relay.alive for relay in read_status(using).relays] == [True]
     assert reports.get().stopped_at is not None
     assert [relay.alive for relay in read_status(using).relays] == [False]
+
+
+@pytest.mark.parametrize("using", LOCKING)
+@pytest.mark.parametrize("transaction", [True, False])
+def test_a_relay_reports_the_handler_that_is_running(
+    using: str, transaction: bool, handlers: HandlerRegistry, settings: Any
+):
+    returned = Event()
+
+    @handler("order.created")
+    def pay(payload: Any, message: Message) -> None:
+        returned.wait(20)
+
+    settings.OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "OPTIONS": {"transaction": transaction}}}}
+    (id,) = put(1, using, type="order.created")
+
+    def calls() -> list[tuple[str, int]]:
+        found = (publisher.call for publisher in read_status(using).publishers)
+        return [(call.handler, call.id) for call in found if call]
+
+    try:
+        with running_relay(using=using, limits=OFTEN) as relay:
+            eventually(lambda: calls() == [(pay.name, id)])
+            returned.set()
+            eventually(lambda: relay.tally.processed == 1 and not calls())
+    finally:
+        returned.set()
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
             each.version or "-",
             each.mode,
             f"{each.workers:,}",
-            ", ".join(each.publishers),
+            ", ".join(each.served),
             _ago(figures, each.started_at),
             f"{duration(round(each.seconds_since_seen))} ago",
             f"{each.processed:,}",
