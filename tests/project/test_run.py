@@ -1,9 +1,12 @@
 """`tests/run.py`: what it asks before it changes the machine, and where it stops."""
 
 import io
+import os
+import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +74,19 @@ def test_the_long_tests_wait_for_the_quick_checks(monkeypatch: pytest.MonkeyPatc
     assert "style FAILED (1) in" in summary
     assert "types passed in" in summary
     assert summary.endswith("pytest not run")
+
+
+def test_the_tests_are_collected_while_the_servers_are_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    need_programs = [
+        path
+        for path in sorted(Path(run.__file__).parent.rglob("test_*.py"))
+        if "tests.faults" in path.read_text() or "tests.support.children" in path.read_text()
+    ]
+    assert len(need_programs) > 5
+    for path in need_programs:
+        runpy.run_path(str(path))
 
 
 def test_the_lists_of_packages_are_read_once(monkeypatch: pytest.MonkeyPatch):
