@@ -96,7 +96,7 @@ class Inbox:
             suffix=":inbox",
         )
         works = [partial(self._read, consumer) for consumer in self.consumers]
-        with announcing(announcement, self._state.service), reporting(reporter, self._state.limits):
+        with announcing(announcement, self._state.service), reporting(reporter, self._state.service):
             run_in_threads(works, "inbox", self._state.service, self._stop_timeout)
         return self.tally
 

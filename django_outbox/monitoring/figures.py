@@ -239,9 +239,6 @@ RUNNING, STOPPED, NOT_SEEN = RELAY_STATES = (
 """The states of a relay: it reports, it has ended in order, or it has missed two reports. A drain reports when it ends,
 so it is always stopped."""
 
-MAX_SILENCE = 600.0
-"""Seconds after the last report of a relay until its silence is no longer a warning: it was probably replaced."""
-
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
@@ -281,11 +278,6 @@ class RelayStatus:
     def served(self) -> list[str]:
         """Its publishers, each with the state of the circuit breaker in brackets unless that is closed."""
         return [alias if state == "closed" else f"{alias} ({state})" for alias, state in self.publishers.items()]
-
-    @property
-    def silent(self) -> bool:
-        """Whether it has missed two reports without having stopped, in the last minutes."""
-        return self.state == NOT_SEEN and self.seconds_since_seen <= MAX_SILENCE
 
 
 NOT_READ = "not_read"

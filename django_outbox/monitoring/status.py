@@ -553,12 +553,13 @@ def read_queue(
     keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)
     all_due = (unkeyed_due + keyed_due + Count(streamed.number, streamed.more)).up_to(MAX_COUNT)
     oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due, streamed.oldest]
-    # Relays deliver between two statements: what was the oldest message may be delivered when messages are counted.
-    known = [each for each in oldest if each is not None and all_due]
+    # Messages are enqueued and delivered between two statements, so there may be an oldest without a count, and
+    # a count without an oldest.
+    known = [each for each in oldest if each is not None]
     return PublisherStatus(
         alias=publisher,
         due=all_due,
-        oldest_due=max((now - min(known)).total_seconds(), 0.0) if known else None,
+        oldest_due=max((now - min(known, default=now)).total_seconds(), 0.0) if all_due else None,
         oldest_is_exact=heads.complete,
         blocked=heads.waiting,
         retrying=retrying,

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_outbox.monitoring.figures import (
     NONE,
+    NOT_SEEN,
     ConsumerStatus,
     Count,
     Level,
@@ -65,6 +66,9 @@ PATIENCE = 20.0
 
 AT_LIMIT = 0.8
 """Share of its limit from which on a publisher counts as delivering at its limit."""
+
+MAX_SILENCE = 600.0
+"""Seconds after its last report until the loss of a relay is no longer a warning while others serve its publishers."""
 
 LOG_PATIENCE = 60.0
 """Seconds after its start in which a relay may search the table instead of reading the log."""
@@ -158,7 +162,7 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
         level = Level.CRITICAL if late and (has_none or lasted > max_age) else Level.WARNING
         yield _about(publisher, level, "not_delivering", text, **values)
     elif late:
-        text, values = _explain_delay(publisher)
+        text, values = _explain_delay(publisher, status)
         yield _about(publisher, Level.WARNING, "behind", text, **values)
     elif cut_off := [each for each in _serving(publisher, status) if each.alive and publisher.alias in each.outages]:
         text = _(
@@ -175,17 +179,17 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
 
 def _judge_silence(status: Status) -> Iterator[Verdict]:
     """Judge relays that have missed two reports although others may deliver, once for all with the same publishers."""
-    silent: defaultdict[tuple[str, ...], list[RelayStatus]] = defaultdict(list)
+    grouped: defaultdict[tuple[str, ...], list[RelayStatus]] = defaultdict(list)
     judged = {
         each.alias: each
         for each in status.publishers
-        if each.configured and not each.paused and (each.relays or not _does_not_deliver(each, status))
+        if each.configured and (each.paused or each.relays or not _does_not_deliver(each, status))
     }
-    for relay in status.relays:
-        if relay.silent:
-            silent[tuple(alias for alias in judged if alias in relay.publishers)].append(relay)
-    silent.pop((), None)
-    for aliases, relays in silent.items():
+    lost = _find_lost(status)
+    for relay in lost:
+        grouped[tuple(alias for alias in judged if alias in relay.publishers)].append(relay)
+    grouped.pop((), None)
+    for aliases, relays in grouped.items():
         text = ngettext_lazy(
             "%(count)s of %(relays)s relays (%(names)s) has not reported for %(silence)s: %(due)s due for "
             "%(publishers)s.",
@@ -193,7 +197,7 @@ def _judge_silence(status: Status) -> Iterator[Verdict]:
             "%(publishers)s.",
             "number",
         )
-        known = [each for each in status.relays if each.alive or each.silent]
+        known = [each for each in status.relays if each.alive or each in lost]
         values = {
             "relays": Count(sum(any(alias in each.publishers for alias in aliases) for each in known)),
             "silence": duration(round(max(each.seconds_since_seen for each in relays))),
@@ -206,12 +210,32 @@ def _judge_silence(status: Status) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, "not_reporting", text, publisher, values=values)
 
 
+def _find_lost(status: Status) -> list[RelayStatus]:
+    """Return the relays that have missed two reports and that nobody has replaced, the newest report first.
+
+    Another relay replaces one if it has been started since then. After `MAX_SILENCE` the others probably suffice.
+    """
+    started = [relay for relay in status.relays if relay.alive]
+    unserved = {each.alias for each in status.publishers if each.configured and not (each.relays or each.drains)}
+    lost = []
+    for relay in status.relays:
+        if relay.state != NOT_SEEN:
+            continue
+        served = relay.publishers.keys()
+        successors = (each for each in started if each.started_at > relay.seen_at and served <= each.publishers.keys())
+        if successor := next(successors, None):
+            started.remove(successor)
+        elif relay.seconds_since_seen <= MAX_SILENCE or not unserved.isdisjoint(served):
+            lost.append(relay)
+    return lost
+
+
 def _serving(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
     return [each for each in status.relays if publisher.alias in each.publishers]
 
 
-def _silent(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
-    return [each for each in _serving(publisher, status) if each.silent]
+def _lost(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
+    return [each for each in _find_lost(status) if publisher.alias in each.publishers]
 
 
 def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
@@ -223,7 +247,7 @@ def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
     if publisher.rate_limit:
         # At a low limit, two deliveries are far apart.
         patience = max(patience, 2 / publisher.rate_limit)
-    were_there = publisher.processed_per_minute or _silent(publisher, status)
+    were_there = publisher.processed_per_minute or _lost(publisher, status)
     are_gone = were_there and not (publisher.relays or publisher.drains)
     has_failed = publisher.last_drain_outage and not publisher.relays
     return bool(publisher.due and (are_gone or has_failed)) or _seconds_without_delivery(publisher, status) > patience
@@ -236,13 +260,12 @@ def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> flo
 
 def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: float) -> tuple[Any, dict[str, Any]]:
     values: dict[str, Any] = {"age": duration(round(lasted))}
-    call = publisher.call
-    if call and (lasted := _seconds_since(call.since, status)) > PATIENCE:
+    if call := _describe_long_call(publisher, status):
         text = _(
             "Not delivering for %(age)s: %(due)s due for %(publisher)r. The handler %(handler)s has been handling "
             "message %(id)s for %(lasted)s."
         )
-        return text, {**values, "handler": call.handler, "id": call.id, "lasted": duration(round(lasted))}
+        return text, values | call
     if publisher.relays:
         text = ngettext_lazy(
             "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
@@ -257,19 +280,32 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
         )
         ended = duration(round(_seconds_since(publisher.last_drain, status)))
         return text, {**values, "ended": ended, "reason": publisher.last_drain_outage}
-    silent = _silent(publisher, status)
-    if not silent:
+    lost = _lost(publisher, status)
+    if not lost:
         return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
     text = _(
         "Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running (%(count)s last seen %(seen)s "
         "ago)."
     )
-    seen = duration(round(min(relay.seconds_since_seen for relay in silent)))
-    return text, {**values, "seen": seen, "count": Count(len(silent))}
+    seen = duration(round(min(relay.seconds_since_seen for relay in lost)))
+    return text, {**values, "seen": seen, "count": Count(len(lost))}
 
 
-def _explain_delay(publisher: PublisherStatus) -> tuple[Any, dict[str, Any]]:
-    values = {"age": duration(round(publisher.oldest_due or 0.0))}
+def _describe_long_call(publisher: PublisherStatus, status: Status) -> dict[str, Any]:
+    call = publisher.call
+    if call is None or (lasted := _seconds_since(call.since, status)) <= PATIENCE:
+        return {}
+    return {"handler": call.handler, "id": call.id, "lasted": duration(round(lasted))}
+
+
+def _explain_delay(publisher: PublisherStatus, status: Status) -> tuple[Any, dict[str, Any]]:
+    values: dict[str, Any] = {"age": duration(round(publisher.oldest_due or 0.0))}
+    if call := _describe_long_call(publisher, status):
+        text = _(
+            "Publisher %(publisher)r is %(age)s behind: %(due)s due. The handler %(handler)s has been handling message "
+            "%(id)s for %(lasted)s."
+        )
+        return text, values | call
     if not publisher.rate_limit:
         return _("Publisher %(publisher)r is %(age)s behind: %(due)s due."), values
     limit, delivered = publisher.rate_limit, publisher.processed_per_minute

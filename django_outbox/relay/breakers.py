@@ -64,7 +64,7 @@ class Breaker:
     open_until: float = 0.0
     outage: Outage | None = None
     _openings: int = 0
-    _on_trial: bool = False
+    is_on_trial: bool = False
     _unsettled_ids: set[int] = field(default_factory=set)
     _unsettled_at: float = 0.0
 
@@ -77,9 +77,9 @@ class Breaker:
                 self.note_settled(self._unsettled_ids.copy())
             # A smaller batch takes less time, so it may stay within a time limit.
             return Permit(max(wanted >> self.unsettled, 1), self._openings, self.unsettled)
-        if self.state is State.OPEN or self._on_trial:
+        if self.state is State.OPEN or self.is_on_trial:
             return None
-        self._on_trial = True
+        self.is_on_trial = True
         return Permit(min(wanted, self.limits.trial_size), self._openings, self.unsettled)
 
     def note_answer(self, permit: Permit) -> None:
@@ -87,7 +87,7 @@ class Breaker:
         if permit.opening == self._openings:
             self.state = State.CLOSED
             self.consecutive_outages = 0
-            self._on_trial = False
+            self.is_on_trial = False
 
     def note_outage(
         self, permit: Permit, now: float, *, delivered: bool, rand: Callable[[], float] = random.random
@@ -130,12 +130,12 @@ class Breaker:
     def _open(self, until: float) -> None:
         self._openings += 1
         self.state, self.open_until = State.OPEN, until
-        self._on_trial = False
+        self.is_on_trial = False
 
     def withdraw(self, permit: Permit) -> None:
         """Take the permit back unchanged, because the batch had no message for the broker."""
         if permit.opening == self._openings:
-            self._on_trial = False
+            self.is_on_trial = False
 
 
 class Change(NamedTuple):
@@ -171,9 +171,12 @@ class Breakers:
         """Return a publisher's `state`, and the `reason` of its outage and the Unix time `since` when it lasts."""
         breaker = self._breakers[publisher_alias]
         with self._lock:
-            state, outage = breaker.state.value, breaker.outage
+            state, outage = breaker.state, breaker.outage
+            if breaker.is_on_trial:
+                # Until the broker answers, it is as unavailable as before.
+                state = State.OPEN
         return {
-            "state": state,
+            "state": state.value,
             "reason": outage.reason if outage else "",
             "since": outage.since.timestamp() if outage else None,
         }

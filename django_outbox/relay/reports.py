@@ -25,7 +25,7 @@ KEEP_COUNTS = {SLOT: datetime.timedelta(minutes=10), MINUTE: datetime.timedelta(
 
 def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:
     """Report at intervals in a thread until the end of the block, and then for a last time."""
-    return reporting(make_reporter(state, mode, workers), state.limits)
+    return reporting(make_reporter(state, mode, workers), state.service)
 
 
 def make_reporter(state: RelayState, mode: str, workers: int) -> Reporter:

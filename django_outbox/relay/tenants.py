@@ -292,23 +292,27 @@ class Tenants:
     # Reports and purges
 
     def _keep_reporting(self, left: threading.Event) -> None:
-        """Report in each schema at intervals until the event is set, and then for a last time."""
+        """Report in each schema at intervals until the event is set, and then for a last time.
+
+        `Reporter.keep_reporting` says what is reported while the process is stopping.
+        """
         state = self._state
         interval = REPORT_INTERVAL * state.limits.report_pace
         throttle = Throttle(min_interval=interval, max_interval=MAX_PAUSE)
         while True:
-            last, began = left.is_set(), time.monotonic()
+            ended, stopping, began = left.is_set(), self._service.stopping, time.monotonic()
             # An outage, which the look logs, ends the round.
             with own_connection(state.using), suppress(DatabaseError, InterfaceError):
                 for schema in [*self._schemas.values()]:
                     connections[state.using].ensure_connection()
                     self._enter(schema)
-                    schema.reporter.try_to_write(last=last)
-            if last:
+                    schema.reporter.try_to_write(last=ended or stopping)
+            if ended:
                 return
             throttle.spend(time.monotonic() - began)
             while not (left.wait(state.limits.stop_delay) or throttle.is_open):
-                pass
+                if self._service.stopping != stopping:
+                    break
 
     def _keep_purging(self, left: threading.Event) -> None:
         while not left.wait(self._state.limits.purge_interval):

@@ -4,6 +4,7 @@ import datetime
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,7 +15,7 @@ from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import Heartbeat
-from django_outbox.service.state import ServiceLimits
+from django_outbox.service.state import ServiceState
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.logs import logger
 from django_outbox.utils.process import find_version, name_process
@@ -23,6 +24,9 @@ from django_outbox.utils.threads import Threads, in_background, own_connection
 
 REPORT_INTERVAL = 10.0
 """Seconds between two reports of a process."""
+
+LOOK_INTERVAL = 1.0
+"""Seconds within which a process that is stopping reports that."""
 
 KEEP_REPORTS = datetime.timedelta(days=1)
 """Age up to which the report of a process that is gone is kept."""
@@ -67,18 +71,21 @@ class Reporter:
         self._started_at: datetime.datetime | None = None
         self._is_written = True
 
-    def keep_reporting(self, pace: float, left: threading.Event) -> None:
+    def keep_reporting(self, state: ServiceState, left: threading.Event) -> None:
         """Report at intervals until the event is set, and then for a last time.
 
-        Args:
-            pace: factor of the interval between two reports; tests pass a smaller one.
+        From the moment at which the process is stopping it reports that it has stopped, because it may hang until it is
+        killed.
         """
         while True:
-            last = left.is_set()
-            self.report(last=last)
-            if last:
+            ended, stopping = left.is_set(), state.stopping
+            self.report(last=ended or stopping)
+            if ended:
                 return
-            left.wait(REPORT_INTERVAL * pace)
+            next_at = time.monotonic() + REPORT_INTERVAL * state.limits.report_pace
+            while (seconds := next_at - time.monotonic()) > 0 and state.stopping == stopping:
+                if left.wait(min(seconds, LOOK_INTERVAL)):
+                    break
 
     def report(self, *, last: bool) -> None:
         with own_connection(self._using):
@@ -132,11 +139,11 @@ class Reporter:
 
 
 @contextmanager
-def reporting(reporter: Reporter, limits: ServiceLimits) -> Iterator[None]:
+def reporting(reporter: Reporter, state: ServiceState) -> Iterator[None]:
     """Report at intervals in a thread until the end of the block, and then for a last time."""
-    patience = limits.report_patience
+    patience = state.limits.report_patience
     if reporter.mode == "run":
-        report = partial(reporter.keep_reporting, limits.report_pace)
+        report = partial(reporter.keep_reporting, state)
         with in_background(report, name="outbox-reports", patience=patience):
             yield
         return

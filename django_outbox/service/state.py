@@ -34,7 +34,7 @@ class ServiceLimits:
     purge_interval: float = 60.0
     purge_patience: float = 0.5
     report_pace: float = 1.0
-    report_patience: float = 0.5
+    report_patience: float = 3.0
 
 
 @dataclass(eq=False)

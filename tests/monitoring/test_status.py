@@ -71,12 +71,9 @@ def report(
     """Report a relay of both publishers, that many seconds ago."""
     closed = {"state": "closed"}
     given: dict[str, Any] = {"host": "a", "pid": 7, "version": "1", "workers": 2, "mode": "run"}
-    given |= {"publishers": {"default": closed, "audit": closed}} | fields
-    Heartbeat.objects.using(using).create(
-        relay=name,
-        seen_at=(now or read_clock(using)) - datetime.timedelta(seconds=silence),
-        **given,
-    )
+    seen_at = (now or read_clock(using)) - datetime.timedelta(seconds=silence)
+    given |= {"publishers": {"default": closed, "audit": closed}, "started_at": seen_at - minutes(60)} | fields
+    Heartbeat.objects.using(using).create(relay=name, seen_at=seen_at, **given)
 
 
 def figures(using: str, alias: str = "default") -> PublisherStatus:
@@ -131,7 +128,7 @@ def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
 
 
 @pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
-def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: int):
+def test_there_is_an_oldest_message_if_and_only_if_one_is_due(using: str, keys: int):
     """A relay delivers between two statements."""
     ids = put(3, using, keys=keys)
     heads = reading.read_heads(using, "default")
@@ -144,6 +141,11 @@ def test_there_is_no_oldest_message_if_none_is_due_any_more(using: str, keys: in
     messages.all().delete()
     found = reading.read_queue(using, "default", now, heads, Waiting())
     assert (found.due, found.oldest_due) == (Count(), None)
+    now, heads = read_clock(using), reading.read_heads(using, "default")
+    put(2, using, keys=keys)
+    found = reading.read_queue(using, "default", now, heads, Waiting())
+    assert found.due
+    assert found.oldest_due == 0.0
 
 
 @pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
@@ -367,6 +369,38 @@ def test_a_relay_that_has_been_silent_for_long_is_no_warning_if_another_one_deli
 
 
 @pytest.mark.parametrize("using", ["default"])
+def test_a_lost_relay_is_a_warning_until_another_one_serves_its_publishers(using: str):
+    def codes() -> list[str]:
+        return [verdict.code for verdict in read_status(using).verdicts]
+
+    now = read_clock(using)
+    report(using, 3600, "lost")
+    report(using, 3650, "earlier")
+    assert codes() == ["not_reporting"]
+    report(using, 1, "partly", started_at=now - minutes(1), publishers={"default": {"state": "closed"}})
+    assert codes() == ["not_reporting"]
+    report(using, 1, "replacing", started_at=now - minutes(1))
+    assert codes() == ["idle"]
+
+
+def test_each_lost_relay_needs_a_relay_that_replaces_it(using: str):
+    now = read_clock(using)
+    report(using, 1, "old")
+    report(using, 60, "a")
+    report(using, 90, "b")
+    report(using, 1, "new", started_at=now - minutes(0.5))
+    verdict = read_status(using).verdict
+    assert (verdict.code, verdict.values["names"], str(verdict.values["relays"])) == ("not_reporting", "b", "3")
+
+
+def test_a_lost_relay_of_a_paused_publisher_is_a_warning(using: str, settings: Any):
+    settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY}}
+    Pause.objects.using(using).create(publisher="default", type="")
+    report(using, 60)
+    assert [verdict.code for verdict in read_status(using).verdicts] == ["not_reporting", "paused"]
+
+
+@pytest.mark.parametrize("using", ["default"])
 def test_the_time_without_a_delivery_never_goes_back(using: str, monkeypatch: pytest.MonkeyPatch):
     begin = read_clock(using).replace(second=2, microsecond=0)
     delivered(using, 3, now=begin)
@@ -479,7 +513,7 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     state["since"] = (now - datetime.timedelta(seconds=26)).timestamp()
     Heartbeat.objects.using(using).filter(relay="a:7").update(publishers={"default": state})
     result = read_status(using)
-    assert [(verdict.level, verdict.code) for verdict in result.verdicts] == [(Level.WARNING, "unavailable")]
+    assert (result.verdict.level, result.verdict.code) == (Level.WARNING, "unavailable")
 
 
 def test_a_publisher_is_unavailable_only_if_no_relay_reaches_it(using: str):
@@ -513,6 +547,11 @@ def test_a_handler_that_does_not_return_is_named_in_the_verdict():
     )
     (verdict,) = judge(Status("default", NOW, (replace(stuck, call=replace(call, since=NOW)),)))
     assert verdict.sentence == "Not delivering for 1 min 35 s: 3 due for 'handlers', 1 relay."
+    verdict, _ = judge(Status("default", NOW, (replace(stuck, delivered_at=NOW),)))
+    assert verdict.sentence == (
+        "Publisher 'handlers' is 1 min 35 s behind: 3 due. The handler shop.handlers.pay has been handling message 17 "
+        "for 1 min 30 s."
+    )
 
 
 def test_rates_are_added_up_over_relays(using: str):

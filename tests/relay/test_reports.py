@@ -100,6 +100,28 @@ def test_a_relay_reports_the_handler_that_is_running(
         returned.set()
 
 
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_relay_reports_that_it_has_stopped_even_if_its_batch_hangs(using: str, scripted: Script):
+    published, answered = Event(), Event()
+
+    def answer(message: Message) -> Outcome:
+        published.set()
+        answered.wait(30)
+        return ACCEPTED
+
+    scripted.answer = answer
+    put(1, using)
+    try:
+        with running_relay(using=using, limits=replace(OFTEN, report_pace=1.0)) as relay:
+            assert published.wait(30)
+            relay.stop()
+            eventually(lambda: [each.state for each in read_status(using).relays] == ["stopped"])
+            answered.set()
+    finally:
+        answered.set()
+    assert [(each.state, each.processed) for each in read_status(using).relays] == [("stopped", 1)]
+
+
 @pytest.mark.slow
 def test_a_relay_signs_off_before_its_listener_has_noticed_that_it_stops():
     """`runserver` kills its process 0.25 seconds after Ctrl-C."""
