@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
     add("minutes", "maximum duration of the run (%(default)s)")
     add("unroutable", "share of unroutable messages (%(default)s)")
     found.add_argument("--kinds", nargs="+", default=(), metavar="KIND", help="only these kinds of faults")
+    drop = "whether Redis or NATS drop what is sent again; by default, NATS does"
+    found.add_argument("--deduplicate", action=argparse.BooleanOptionalAction, help=drop)
     found.add_argument("--notify", action="store_true", help="the writers wake the relays, on PostgreSQL")
     found.add_argument("--failed-blocks-key", action="store_true", help="a failed message blocks its key")
     found.add_argument("--keep-logs", type=_folder, metavar="DIR", help="keep logs and journals in this folder")

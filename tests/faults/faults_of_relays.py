@@ -2,10 +2,12 @@
 
 import random
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.kinds import fault
+from tests.faults.places import Place
 from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.stage import Stage
 from tests.support.children import SuiteError, wait_until
@@ -50,15 +52,40 @@ def relay_paused_too_long(stage: Stage, rand: random.Random) -> int:
 def relay_stopped_in_hand(stage: Stage, rand: random.Random) -> int:
     """SIGSTOP between a claim and its publishing, until the claim is lost: then it must publish none of that."""
     relay = stage.some_relay(rand)
-    request = Path(relay.environment["FAULTS_STOP"])
     with relay.lock:
-        request.touch()
-        # A relay that has nothing to claim, or no database, goes on.
-        with suppress(SuiteError):
-            wait_until(lambda: stage.over.is_set() or not request.exists(), CLAIM_TIMEOUT, "a claim")
-        if not request.exists():
+        if stop_after("claim", stage, [relay]):
             stage.pause(CLAIM_TIMEOUT + rand.uniform(0.5, 2))
-        request.unlink(missing_ok=True)
         if relay.process is not None:
             relay.process.send(signal.SIGCONT)
     return 1
+
+
+@fault("relay", brokers=("redis", "nats", "kafka"))
+def relay_killed_before_settling(stage: Stage, rand: random.Random) -> int:
+    """SIGKILL when the broker has confirmed a batch, and the database does not know: it is sent again."""
+    # They may have to start first.
+    stopped = stop_after("publish", stage, stage.relays.all, seconds=30.0)
+    for relay in stopped:
+        stage.relays.kill(relay)
+    return len(stopped)
+
+
+def stop_after(phase: str, stage: Stage, relays: Sequence[Place], seconds: float = CLAIM_TIMEOUT) -> list[Place]:
+    """Let the first of these relays stop itself after a phase of its next batch; return it, or more that stopped too.
+
+    Relays that have nothing to claim, or no database, go on.
+    """
+    requests = [Path(relay.environment["FAULTS_STOP"]) for relay in relays]
+    for request in requests:
+        request.write_text(phase)
+    with suppress(SuiteError):
+        wait_until(lambda: stage.over.is_set() or not all(map(Path.exists, requests)), seconds, f"a {phase}")
+    return [relay for relay, request in zip(relays, requests, strict=True) if not withdraw(request)]
+
+
+def withdraw(request: Path) -> bool:
+    try:
+        request.unlink()
+    except FileNotFoundError:
+        return False
+    return True

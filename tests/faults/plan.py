@@ -73,6 +73,8 @@ class Plan:
     """Whether the writers wake the relays, where the database can."""
     source: str = "table"
     """The publishers' `SOURCE`."""
+    deduplicate: bool | None = None
+    """Whether Redis or NATS drop what is sent again; None for their default."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The relays' publishers, which note each call that begins when the claim of its messages has been lost.
 
-A relay stops itself right after a claim, before it publishes, if a fault has made the file that FAULTS_STOP names.
+A relay stops itself right after a phase, such as a claim, if a fault has written the phase to the file that FAULTS_STOP
+names.
 """
 
 import math
@@ -59,17 +60,19 @@ for store in (MySQLStore, PostgreSQLStore):
     store.begin = noting(store.begin)  # type: ignore[method-assign]
 
 
-def note_claim(*, phase: str, seconds: float, **_: Any) -> None:
-    """Note the beginning of a claim, when it has succeeded, and stop here if a fault asks for it."""
+def note_phase(*, phase: str, seconds: float, **_: Any) -> None:
+    """Note the beginning of a claim, when it has succeeded, and stop after the phase for which a fault asks."""
     if phase == "claim":
         worker.claimed = max(worker.began, time.monotonic() - seconds)
-        with suppress(FileNotFoundError):
-            Path(os.environ["FAULTS_STOP"]).unlink()
+    request = Path(os.environ["FAULTS_STOP"])
+    with suppress(FileNotFoundError):
+        if request.read_text() == phase:
+            request.unlink()
             # A signal to the process may reach another thread, and this one would go on for a moment.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-phase_finished.connect(note_claim)
+phase_finished.connect(note_phase)
 
 
 class Watched(Publisher):

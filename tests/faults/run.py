@@ -60,6 +60,7 @@ class Run:
     def _build(self, nursery: Nursery, proxies: Proxies) -> Stage:
         plan = self._plan
         broker = BROKERS[plan.broker](nursery)
+        broker.deduplicate = plan.deduplicate
         with ThreadPoolExecutor(1) as pool:
             starting = pool.submit(broker.start)
             database = SERVERS[plan.database](nursery)

@@ -19,6 +19,9 @@ STOP_PATIENCE = 30
 TIMEOUT = 3.0
 """Seconds after which a relay gives up waiting for the broker: short, so that it notices each fault."""
 
+WINDOW = 600
+"""Seconds in which a broker drops what is sent again, if a run chooses that: longer than a message waits for it."""
+
 
 Way = Proxy | Gateway
 """A way from a process to the broker."""
@@ -33,8 +36,10 @@ class Broker(abc.ABC):
     Attributes:
         poison: the kinds of messages that the broker refuses.
         consumer: the module of its consumer.
+        deduplicate: whether it drops messages that are sent again, if a run chooses; None for the default.
     """
 
+    deduplicate: bool | None = None
     poison: ClassVar[tuple[Kind, ...]]
     consumer: ClassVar[str]
     port: int

@@ -9,13 +9,16 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from tests.faults.brokers.base import TIMEOUT, OneProcess
+from tests.faults.brokers.base import TIMEOUT, WINDOW, OneProcess
 from tests.faults.plan import MAX_MESSAGE, Kind
 from tests.faults.positions import Positions
 from tests.support.children import Nursery, find_program
 
 SUBJECTS = {"WRITTEN": ["quorum.written", "classic.written"], "DEAD": ["dead"]}
 """The subjects of each stream."""
+
+WINDOWS = {None: 120.0, False: 0.1, True: float(WINDOW)}
+"""Seconds in which a stream drops what is sent again, by the choice of a run: the default, the least, and more."""
 
 ResultT = TypeVar("ResultT")
 
@@ -57,7 +60,9 @@ class Nats(OneProcess):
     def declare(self) -> None:
         async def declare(stream: JetStreamContext) -> None:
             for name, subjects in SUBJECTS.items():
-                await stream.add_stream(StreamConfig(name, subjects=subjects, discard=DiscardPolicy.NEW))
+                window = WINDOWS[self.deduplicate]
+                config = StreamConfig(name, subjects=subjects, discard=DiscardPolicy.NEW, duplicate_window=window)
+                await stream.add_stream(config)
 
         self.ask(declare)
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import redis
 
-from tests.faults.brokers.base import TIMEOUT, OneProcess
+from tests.faults.brokers.base import TIMEOUT, WINDOW, OneProcess
 from tests.faults.plan import Kind
 from tests.support.children import Nursery, find_program
 
@@ -46,12 +46,14 @@ class Redis(OneProcess):
         with self.connect() as client:
             for stream in ALL_STREAMS:
                 client.xgroup_create(stream, GROUP, "0", mkstream=True)
+                if self.deduplicate:
+                    client.execute_command("XCFGSET", stream, "IDMP-DURATION", WINDOW)
             # What is no stream takes no entries.
             client.set("nowhere", "not a stream")
 
     def publisher(self, port: int, *, dead: bool = False) -> dict[str, Any]:
         stream = DEAD if dead else "{topic}"
-        options = {"url": self.url(port), "stream": stream, "timeout": TIMEOUT}
+        options = {"url": self.url(port), "stream": stream, "timeout": TIMEOUT, "deduplicate": bool(self.deduplicate)}
         return {"BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher", "OPTIONS": options}
 
     def url(self, port: int | None = None) -> str:
