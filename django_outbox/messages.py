@@ -35,6 +35,13 @@ def is_reserved(header: str) -> bool:
 REDELIVERED_AT = "outbox-redelivered-at"
 """The header of a message that an operator has delivered again: the time at which that was requested."""
 
+
+def delivery_id(message_id: str, headers: Mapping[str, Any]) -> str:
+    """Return the ID by which a broker recognizes a message that it has stored, unless it is delivered again."""
+    requested_at = headers.get(REDELIVERED_AT)
+    return f"{message_id}:{requested_at}" if requested_at else message_id
+
+
 DJANGO_TASK = "django.task"
 """The type of messages that run Django's tasks: their payload names the task, so none comes from outside."""
 

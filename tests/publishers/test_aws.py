@@ -11,7 +11,7 @@ import pytest
 from django_outbox.messages import ACCEPTED, OutcomeKind
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import BATCH, AwsAnswers, Failures, Queue, Raw, Refusal
-from tests.support.claimed import make_message
+from tests.support.claimed import AGAIN, make_message
 from tests.support.jars import ELASTICMQ
 from tests.support.outcomes import rejected, summary, waiting
 
@@ -63,13 +63,15 @@ def test_messages_of_a_key_are_a_group_and_those_without_a_key_are_groups_of_the
         assert [each["MessageDeduplicationId"] for each in batch.entries] == [each.message_id for each in messages]
 
 
-def test_a_fifo_queue_keeps_messages_of_a_key_in_order_and_drops_duplicates():
+def test_a_fifo_queue_keeps_messages_of_a_key_in_order_and_drops_those_that_are_sent_again():
     with closing(ElasticMQSubject() if ELASTICMQ.is_usable else FIFOSubject()) as subject:
         publisher = subject.publisher()
         payloads = [b"1", b"2" * subject.largest, b"3"]
-        for message in subject.messages(*payloads, key="order-1") * 2:
+        messages = subject.messages(*payloads, key="order-1")
+        again = messages[0]._replace(headers=AGAIN)
+        for message in (*messages, *messages, again, again):
             assert publisher.publish([message]) == [ACCEPTED]
-        assert [each.body for each in subject.received()] == payloads
+        assert [each.body for each in subject.received()] == [*payloads, b"1"]
 
 
 # Topics

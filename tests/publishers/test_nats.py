@@ -14,7 +14,7 @@ from django_outbox.brokers.nats import publisher_connection
 from django_outbox.brokers.nats.errors import read_response
 from django_outbox.messages import ACCEPTED, Outcome, OutcomeKind
 from tests.publishers.test_cloudevents import an_order, assert_is_the_order
-from tests.support.claimed import make_message
+from tests.support.claimed import AGAIN, make_message
 from tests.support.nats.tools import MakeJetStream, Nats
 from tests.support.outcomes import only, rejected, summary, waiting
 
@@ -53,6 +53,17 @@ def test_copies_of_a_message_for_several_subjects_of_a_stream_are_all_stored(nat
     assert publisher.publish([message]) == [ACCEPTED]
     assert [each.subject for each in nats.take(stream)] == [stream, f"{stream}.order.created.k-1"]
     assert publisher.name_destination(message) == f"{stream}.order.created.k-1"
+
+
+def test_a_message_that_is_sent_again_is_dropped_unless_it_is_to_be_delivered_again(
+    nats: Nats, make_jetstream: MakeJetStream
+):
+    stream = nats.stream()
+    message = make_message(stream)
+    again = message._replace(headers=AGAIN)
+    for each in (message, message, again, again):
+        assert make_jetstream().publish([each]) == [ACCEPTED]
+    assert nats.count(stream) == 2
 
 
 def test_a_batch_beyond_the_window_is_delivered(nats: Nats, make_jetstream: MakeJetStream):

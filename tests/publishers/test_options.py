@@ -149,6 +149,7 @@ OWN: list[tuple[Make, dict[str, Any], str]] = [
     (redis, {"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     (redis, {"url": f"{REDIS}?protocol=3"}, "url has parameters"),
     (redis, {"url": [REDIS, REDIS]}, "url is missing, or not text"),
+    (redis, {"deduplicate": "no"}, "deduplicate is 'no'; it must be True or False"),
     (redis, {"sentinels": "redis://localhost"}, "without a port"),
     (redis, {"url": "redis://m", "sentinels": ["redis://a", "rediss://b"]}, "differ only in host and port"),
     (redis, {"max_length": 0}, "max_length is 0"),

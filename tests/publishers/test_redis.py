@@ -11,10 +11,13 @@ import pytest
 import redis
 from django.conf import settings
 
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.redis import RedisStreamsPublisher
-from django_outbox.messages import ACCEPTED, OutcomeKind
+from django_outbox.brokers.redis.connection import RedisConnection
+from django_outbox.brokers.redis.encoding import RedisEncoder
+from django_outbox.messages import ACCEPTED, Message, OutcomeKind
 from tests.publishers.subjects.base import unique_name
-from tests.support.claimed import make_message
+from tests.support.claimed import AGAIN, make_message
 from tests.support.proxies import Proxies, Proxy
 from tests.support.publishers import closing_all
 from tests.support.redis.tools import server_url
@@ -107,3 +110,73 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(stream, make, proxy):
     (outcome,) = publisher.publish([make_message(stream)])
     assert (outcome.kind, outcome.error) == (OutcomeKind.UNANSWERED, "no response in time")
     assert "no response in time" in publisher.prepare()
+
+
+def encode(message: Message, max_length: int | None = None, producer: str = "") -> list[str]:
+    """Return the arguments of the command for a message; the number at its beginning must be theirs."""
+    lines = RedisEncoder(Template("stream", "{topic}"), max_length, producer).encode(message).decode().split("\r\n")
+    arguments = lines[2::2]
+    assert lines[0] == f"*{len(arguments)}"
+    assert lines[1:-1:2] == [f"${len(argument.encode())}" for argument in arguments]
+    return arguments
+
+
+@pytest.mark.parametrize("headers", [{}, AGAIN])
+@pytest.mark.parametrize("max_length", [None, 100])
+def test_redis_recognizes_a_message_by_its_id_and_the_time_at_which_it_was_requested_again(headers, max_length):
+    message = make_message("größe", key="order-7", headers=headers)
+    without, arguments = encode(message, max_length), encode(message, max_length, "shop")
+    place = without.index("*")
+    id = ":".join([message.message_id, *headers.values()])
+    assert arguments == [*without[:place], "IDMP", f"shop-{message.message_id[-2:]}", id, *without[place:]]
+
+
+class TestDeduplicate:
+    @pytest.fixture
+    def make(self, client, make):
+        version = client.info("server")["redis_version"]
+        if tuple(map(int, version.split("."))) < (8, 6, 2):
+            pytest.skip(f"XADD with IDMP needs Redis 8.6.2, and this is {version}; name one in REDIS_URL")
+        return partial(make, deduplicate=True)
+
+    def test_a_message_is_stored_once_by_all_relays(self, client, stream, make):
+        messages = [make_message(stream) for _ in range(5000)]
+        assert make().publish(messages) == make().publish(messages) == [ACCEPTED] * 5000
+        assert client.xlen(stream) == 5000
+
+    def test_a_message_that_is_delivered_again_is_stored_once_more_for_each_request(self, client, stream, make):
+        message = make_message(stream)
+        again = message._replace(headers=AGAIN)
+        once_more = message._replace(headers={name: f"{time}1" for name, time in AGAIN.items()})
+        assert make().publish([message, again, again, once_more, message]) == [ACCEPTED] * 5
+        assert client.xlen(stream) == 3
+
+    def test_a_failed_message_that_is_requeued_is_stored_and_so_is_its_copy(self, client, stream, make):
+        client.set(stream, "not a stream")
+        message = make_message(stream)
+        assert [outcome.error_class for outcome in make().publish([message])] == ["redis.wrong_type"]
+        client.delete(stream)
+        copy = RedisStreamsPublisher("dead", url=settings.REDIS_URL, deduplicate=True)
+        assert copy.publish([message]) == make().publish([message]) == [ACCEPTED]
+        copy.close()
+        assert client.xlen(stream) == 2
+
+
+@pytest.mark.parametrize("version", ["redis 8.6.1", "redis 7.0.15", "valkey 9.1.2"])
+def test_a_server_that_does_not_deduplicate_is_refused_when_a_relay_connects(version, stream, make, monkeypatch):
+    execute = RedisConnection.execute
+
+    def answer(self: RedisConnection, *arguments: str) -> Any:
+        server, number = version.encode().split()
+        return (
+            [b"server", server, b"version", number, b"proto", 2]
+            if arguments == ("HELLO",)
+            else execute(self, *arguments)
+        )
+
+    monkeypatch.setattr(RedisConnection, "execute", answer)
+    publisher = make(deduplicate=True)
+    problem = f"deduplicate needs Redis 8.6.2 or newer, and this is {version}; upgrade it or remove the option"
+    assert publisher.prepare().endswith(problem)
+    assert [outcome.error for outcome in publisher.publish([make_message(stream)])] == [problem]
+    assert not make().prepare()

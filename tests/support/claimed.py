@@ -6,6 +6,9 @@ from typing import Any
 
 from django_outbox.messages import Message
 
+AGAIN = {"outbox-redelivered-at": "2026-05-31T08:30:00.123456Z"}
+"""The headers of a message that an operator delivers again."""
+
 
 def make_message(topic: str = "", payload: bytes = b"{}", **fields: Any) -> Message:
     """Return a message as the relay claims it, with ordinary values for fields that are not given."""

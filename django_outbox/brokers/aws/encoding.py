@@ -9,7 +9,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import EXTENSIONS
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, format_time, to_text
-from django_outbox.messages import Message
+from django_outbox.messages import Message, delivery_id
 
 HEADERS = "outbox-headers"
 """The attribute with all headers of a message as one JSON object, because a message has at most ten attributes."""
@@ -66,7 +66,7 @@ class AWSEncoder:
         if destination.endswith(FIFO_SUFFIX):
             # Messages of a group arrive one after the other. Those without a key are not in order with any other one.
             fields["MessageGroupId"] = group_id(message.key) if message.key else message.message_id
-            fields["MessageDeduplicationId"] = message.message_id
+            fields["MessageDeduplicationId"] = delivery_id(message.message_id, message.headers)
         return Entry(destination, size, fields)
 
 

@@ -16,7 +16,7 @@ from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.nats.options import NANOSECONDS, SUBJECT_RULES, is_subject
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import FIELDS, own_headers, text_headers
-from django_outbox.messages import Message
+from django_outbox.messages import Message, delivery_id
 from django_outbox.utils.text import describe
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
@@ -72,7 +72,8 @@ class NatsEncoder:
     def _encode_headers(self, message: Message, subject: str, headers: list[tuple[str, str]]) -> bytes:
         # Copies of a message for several publishers, and its dead-letter copy, have the same ID; a stream that takes
         # several of these subjects would discard all but the first one.
-        lines = [f"NATS/1.0\r\n{MESSAGE_ID_HEADER}: {message.message_id}:{subject}\r\n"]
+        id = delivery_id(message.message_id, message.headers)
+        lines = [f"NATS/1.0\r\n{MESSAGE_ID_HEADER}: {id}:{subject}\r\n"]
         lines += [f"{_check_name(name)}: {value}\r\n" for name, value in headers if name.lower() != _OWN_ID]
         lines.append("\r\n")
         text = "".join(lines)

@@ -3,6 +3,7 @@
 https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
 
+import re
 import socket
 import threading
 import time
@@ -27,6 +28,10 @@ CONNECTIONS = {"redis": Connection, "rediss": SSLConnection}
 
 NO_LIMIT = 512 * 1024 * 1024
 """Redis's default for `proto-max-bulk-len`, the maximum bytes of an argument."""
+
+DEDUPLICATES = (8, 6, 2)
+"""The first version of Redis that keeps the IDs of XADD's option IDMP when it rewrites its file; 8.6.0 introduced it:
+https://github.com/redis/redis/blob/8.6.3/00-RELEASENOTES."""
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ class RedisConnection:
     on its own, which takes longer than everything else that the publisher does.
     """
 
-    def __init__(self, options: RedisOptions) -> None:
+    def __init__(self, options: RedisOptions, *, deduplicate: bool = False) -> None:
         self._timeout: float = options.arguments["socket_timeout"]
         host, port = _find_master(options) if options.master else options.address
         # Push messages, which only RESP3 has, would come between the replies.
@@ -74,7 +79,9 @@ class RedisConnection:
             self._connection.connect()
             self.execute("PING")
             self.max_argument = self._read_max_argument()
-        except (redis.RedisError, OSError) as error:
+            if deduplicate:
+                self._require_deduplication()
+        except (redis.RedisError, OSError, Lost) as error:
             self.close()
             raise Lost(explain(error)) from error
         self._timeout = options.timeout
@@ -151,6 +158,13 @@ class RedisConnection:
             # The user may not read the configuration, or the service has no such command.
             return NO_LIMIT
 
+    def _require_deduplication(self) -> None:
+        # No permission is needed for HELLO.
+        _, server, _, version, *_ = self.execute("HELLO")
+        if server != b"redis" or tuple(map(int, re.findall(rb"\d+", version))) < DEDUPLICATES:
+            found = f"{server.decode()} {version.decode()}"
+            raise Lost(f"deduplicate needs Redis 8.6.2 or newer, and this is {found}; upgrade it or remove the option")
+
 
 def _find_master(options: RedisOptions) -> Address:
     """Ask the Sentinels for the master, which may be another one for each connection."""
@@ -173,8 +187,9 @@ def _find_master(options: RedisOptions) -> Address:
 class RedisPool:
     """The idle connections, which any thread may use again. Each carries one batch at a time."""
 
-    def __init__(self, options: RedisOptions) -> None:
+    def __init__(self, options: RedisOptions, *, deduplicate: bool = False) -> None:
         self._options = options
+        self._deduplicate = deduplicate
         self._lock = threading.Lock()
         self._idle: list[RedisConnection] = []
 
@@ -183,7 +198,7 @@ class RedisPool:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return RedisConnection(self._options)
+                return RedisConnection(self._options, deduplicate=self._deduplicate)
             if connection.is_alive:
                 return connection
             connection.close()

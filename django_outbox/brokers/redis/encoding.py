@@ -10,7 +10,7 @@ from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.redis.connection import encode_argument
 from django_outbox.brokers.text_headers import format_time, read_time
-from django_outbox.messages import Message
+from django_outbox.messages import Message, delivery_id
 
 
 class RedisEncoder:
@@ -18,17 +18,19 @@ class RedisEncoder:
 
     redis-py's `pipeline.xadd` takes more than twice as long for a message, because it encodes each argument on its own.
     `max_length` is the approximate number of entries to which a stream is trimmed; None for no limit.
+    `producer` is the name under which Redis recognizes messages that it has stored; empty if it is to store all.
     """
 
-    def __init__(self, stream: Template, max_length: int | None) -> None:
+    def __init__(self, stream: Template, max_length: int | None, producer: str = "") -> None:
         self.stream = stream
+        self._producer = producer
         self._trimming = () if max_length is None else ("MAXLEN", "~", str(max_length))
         # There are usually few streams and types.
         self._beginning = lru_cache(maxsize=1000)(self._encode_beginning)
 
     def encode(self, message: Message) -> bytes:
         """Return the command that appends a message to its stream. The bytes of the payload are unchanged."""
-        _, message_id, type, topic, key, payload, headers, occurred_at, *_ = message
+        _, message_id, type, topic, key, payload, headers, occurred_at, _, _ = message
         time = format_time(occurred_at).encode()
         optional = b""
         if key:
@@ -37,9 +39,12 @@ class RedisEncoder:
         if headers:
             encoded = json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")).encode()
             optional += b"$7\r\nheaders\r\n$%d\r\n%b\r\n" % (len(encoded), encoded)
-        beginning = self._beginning(self.stream.render(message), type, topic, bool(key) + bool(headers))
-        return b"%b$%d\r\n%b\r\n$11\r\noccurred_at\r\n$%d\r\n%b\r\n%b$7\r\npayload\r\n$%d\r\n%b\r\n" % (
-            beginning,
+        start, fields = self._beginning(self.stream.render(message), type, topic, bool(key) + bool(headers))
+        once = self._encode_once(message_id, headers) if self._producer else b""
+        return b"%b%b%b$%d\r\n%b\r\n$11\r\noccurred_at\r\n$%d\r\n%b\r\n%b$7\r\npayload\r\n$%d\r\n%b\r\n" % (
+            start,
+            once,
+            fields,
             len(message_id),
             message_id.encode(),
             len(time),
@@ -49,17 +54,26 @@ class RedisEncoder:
             payload,
         )
 
-    def _encode_beginning(self, stream: str, type: str, topic: str, optional: int) -> bytes:
-        """Return the command as far as the name of the field `id`."""
+    def _encode_beginning(self, stream: str, type: str, topic: str, optional: int) -> tuple[bytes, bytes]:
+        """Return the command as far as its options, and from there as far as the name of the field `id`."""
         if not stream:
             raise Unencodable("the name of its stream is blank")
-        arguments = ["XADD", stream, *self._trimming, "*", "type", type]
-        if topic:
-            arguments += ["topic", topic]
-        arguments.append("id")
+        options = ["XADD", stream, *self._trimming]
+        fields = ["*", "type", type, *(("topic", topic) if topic else ()), "id"]
         # What follows: the ID, the time and the payload, and the optional fields.
-        following = 5 + 2 * optional
-        return b"*%d\r\n" % (len(arguments) + following) + b"".join(map(encode_argument, arguments))
+        number = len(options) + 3 * bool(self._producer) + len(fields) + 5 + 2 * optional
+        start = b"*%d\r\n" % number + b"".join(map(encode_argument, options))
+        return start, b"".join(map(encode_argument, fields))
+
+    def _encode_once(self, message_id: str, headers: Mapping[str, Any]) -> bytes:
+        """Return the option by which Redis stores a message once.
+
+        Redis remembers `stream-idmp-maxsize` IDs, 100 by default, for each producer and stream. The last two digits of
+        the ID divide the messages among 256 producers.
+        """
+        producer = f"{self._producer}-{message_id[-2:]}".encode()
+        id = delivery_id(message_id, headers).encode()
+        return b"$4\r\nIDMP\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(producer), producer, len(id), id)
 
 
 class StreamEntry(NamedTuple):

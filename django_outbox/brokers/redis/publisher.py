@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from django_outbox.brokers.options import Template, require_number
+from django_outbox.brokers.options import Template, require_flag, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import RedisCall
 from django_outbox.brokers.redis.connection import RedisPool
@@ -37,6 +37,8 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
             `{type}` for its type and `{key}` for its key.
         max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
             DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
+        deduplicate: whether Redis drops a message that is sent again while it remembers its ID, for
+            `stream-idmp-duration` seconds. It needs Redis 8.6.2 or newer.
         timeout: seconds for all replies to a batch, at most a day. Connecting may take 5 seconds, at most `timeout`.
         ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
@@ -55,12 +57,15 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
 
     stream: str = "{topic}"
     max_length: int | None = None
+    deduplicate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_length is not None:
             require_number("max_length", self.max_length, 1, MAX_LENGTH)
-        self._encoder = RedisEncoder(Template("stream", self.stream), self.max_length)
+        require_flag("deduplicate", self.deduplicate)
+        producer = self.alias if self.deduplicate else ""
+        self._encoder = RedisEncoder(Template("stream", self.stream), self.max_length, producer)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -85,4 +90,4 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
         self._pool.close()
 
     def _start_over(self) -> None:
-        self._pool = RedisPool(self)
+        self._pool = RedisPool(self, deduplicate=self.deduplicate)
