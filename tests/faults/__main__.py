@@ -1,4 +1,4 @@
-"""The fault suite from the command line: `python -m tests.faults --help`."""
+"""The fault suite from the command line: `python -m tests.faults --help`, and `soak --help` after it."""
 
 import argparse
 import signal
@@ -13,11 +13,14 @@ from tests.faults.plan import Plan
 from tests.faults.report import table
 from tests.faults.run import Run
 from tests.faults.servers import SERVERS
+from tests.faults.soak import command as soak
 from tests.support.children import SuiteError
 
 
 def main(arguments: list[str]) -> int:
     """Run the suite; return 0 if every promise was kept, 1 if one was broken, 2 if the suite itself failed."""
+    if arguments[:1] == ["soak"]:
+        return soak.main(arguments[1:])
     options = vars(parser().parse_args(arguments))
     if options.pop("list"):
         for fault in faults_for(options["broker"]):

@@ -13,7 +13,6 @@ import MySQLdb
 import psycopg
 
 from tests.support.children import Child, Nursery, SuiteError, find_program, unprivileged, wait_until
-from tests.support.ports import free_port
 
 START_PATIENCE = 60
 """Seconds that a server may take until it answers, recovery included."""
@@ -45,9 +44,9 @@ class DatabaseServer(abc.ABC):
     def __init__(self, nursery: Nursery, *users: str) -> None:
         self.nursery = nursery
         self.user = unprivileged(*users)
-        self.port = free_port()
+        self.port = nursery.port(self.vendor)
         self.home = nursery.directory / f"{self.vendor}-{self.port}"
-        self.home.mkdir(mode=0o700)
+        self.home.mkdir(mode=0o700, exist_ok=True)
         if self.user:
             entry = pwd.getpwnam(self.user)
             os.chown(self.home, entry.pw_uid, entry.pw_gid)
@@ -66,7 +65,7 @@ class DatabaseServer(abc.ABC):
         wait_until(answers, START_PATIENCE, f"an answer of {self.vendor} at port {self.port}")
 
     def prepare(self) -> None:
-        """Make the users and the database, once."""
+        """Make the users and the database, unless they exist."""
 
     @abc.abstractmethod
     def url(self, user: str, port: int | None = None) -> str:
@@ -98,18 +97,25 @@ class DatabaseServer(abc.ABC):
             user: whose sessions are limited, where a server can limit those of one user.
         """
 
+    @property
+    def process(self) -> Child:
+        assert self._process is not None
+        return self._process
+
+    def stop(self) -> None:
+        """Stop it as an administrator does."""
+        self.process.send(self.stop_signal)
+        if self.process.wait(STOP_PATIENCE) is None:
+            raise SuiteError(f"{self.vendor} did not shut down within {STOP_PATIENCE} s")
+
     def restart(self) -> None:
         """Stop it as an administrator does, and start it again."""
-        assert self._process is not None
-        self._process.send(self.stop_signal)
-        if self._process.wait(STOP_PATIENCE) is None:
-            raise SuiteError(f"{self.vendor} did not shut down within {STOP_PATIENCE} s")
+        self.stop()
         self.start()
 
     def crash(self) -> None:
         """Kill it, and start it again: it has to recover."""
-        assert self._process is not None
-        self._process.kill()
+        self.process.kill()
         self.start()
 
 
@@ -173,12 +179,13 @@ class PostgreSQL(DatabaseServer):
         super().start()
 
     def prepare(self) -> None:
-        for statement in (
-            "CREATE ROLE relay LOGIN SUPERUSER",
-            "CREATE ROLE writer LOGIN SUPERUSER",
-            f"CREATE DATABASE {DATABASE}",
-        ):
-            self.rows(statement)
+        if not self.rows("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]):
+            for statement in (
+                "CREATE ROLE relay LOGIN SUPERUSER",
+                "CREATE ROLE writer LOGIN SUPERUSER",
+                f"CREATE DATABASE {DATABASE}",
+            ):
+                self.rows(statement)
         self._database = DATABASE
 
     def publish(self) -> None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from tests.support.ports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -20,18 +22,24 @@ class SuiteError(Exception):
 
 
 class Nursery:
-    """Starts processes in a temporary directory, and ends them all when its context ends.
+    """Starts processes in a directory, and ends them all when its context ends.
 
     Args:
         logs: where the output of the processes is kept; by default it goes with the directory.
+        directory: a directory that is kept; by default a temporary one.
     """
 
-    def __init__(self, logs: Path | None = None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="outbox-faults-"))
+    def __init__(self, logs: Path | None = None, directory: Path | None = None) -> None:
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="outbox-faults-"))
+        self._is_kept = directory is not None
         self.directory.chmod(0o755)
         self.logs = logs or self.directory / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._children: list[Child] = []
+
+    def port(self, _name: str) -> int:
+        """Return a port for a server of this name."""
+        return free_port()
 
     def start(
         self,
@@ -100,6 +108,8 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         for child in reversed(self._children):
             child.kill()
+        if self._is_kept:
+            return
         for _attempt in range(20):
             shutil.rmtree(self.directory, ignore_errors=True)
             if not self.directory.exists():
@@ -152,16 +162,20 @@ class Child:
 
     def kill(self) -> None:
         """End it and its group at once."""
-        descendants = [self.pid, *children_of(self.pid)]
-        for pid in descendants:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
         self.wait(60)
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process, its children and its group."""
+    for pid in [leader, *children_of(leader)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def children_of(pid: int) -> list[int]:

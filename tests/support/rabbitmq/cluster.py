@@ -1,6 +1,7 @@
 """RabbitMQ nodes with names and ports of their own, which share nothing with other nodes of the machine."""
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +9,14 @@ from contextlib import contextmanager
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.support.children import Child, Nursery, find_program, wait_for_answer
+from tests.support.children import Child, Nursery, SuiteError, find_program, wait_for_answer
 from tests.support.ports import free_port
 
 START_PATIENCE = 120
 """Seconds that a node may take until it lets a client in."""
+
+STOP_PATIENCE = 60
+"""Seconds that a node may take until it has stopped."""
 
 CTL_TIMEOUT = 180
 """Seconds that `rabbitmqctl` may take: it starts an Erlang machine, which took over 60 on a busy machine."""
@@ -32,8 +36,8 @@ def start_epmd(nursery: Nursery) -> int:
     return port
 
 
-def node_name(name: str) -> str:
-    return f"outbox_{name}_{os.getpid()}@localhost"
+def node_name(name: str, owner: object) -> str:
+    return f"outbox_{name}_{owner}@localhost"
 
 
 class Node:
@@ -43,15 +47,16 @@ class Node:
         epmd: the port of its port mapper.
         name: its name on this machine.
         settings: further lines of `rabbitmq.conf`.
+        owner: part of the name of its data; by default the id of this process.
     """
 
-    def __init__(self, nursery: Nursery, epmd: int, name: str, settings: str = "") -> None:
+    def __init__(self, nursery: Nursery, epmd: int, name: str, settings: str = "", owner: str = "") -> None:
         self._nursery = nursery
         home = nursery.directory / name
-        home.mkdir(mode=0o700)
+        home.mkdir(mode=0o700, exist_ok=True)
         (nursery.directory / ".erlang.cookie").touch(mode=0o600)
-        self.port = free_port()
-        self.name = node_name(name)
+        self.port = nursery.port(name)
+        self.name = node_name(name, owner or os.getpid())
         (home / "enabled_plugins").write_text("[].\n")
         (home / "env.conf").touch()
         (home / "rabbitmq.conf").write_text(
@@ -87,25 +92,33 @@ class Node:
     def url(self) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
 
+    @property
+    def process(self) -> Child:
+        assert self._process is not None
+        return self._process
+
     def boot(self) -> None:
         """Start it, without waiting until it answers."""
         program = find_program("rabbitmq-server", *SCRIPTS)
         self._process = self._nursery.start(self.name, [program], environment=self._environment)
 
     def wait(self) -> None:
-        assert self._process is not None
-
         def log_in() -> None:
             # pika logs a lot about a port where nothing listens.
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
             self.connect().close()
 
-        wait_for_answer(self._process, log_in, START_PATIENCE)
+        wait_for_answer(self.process, log_in, START_PATIENCE)
 
     def kill(self) -> None:
         """Kill it: other nodes and clients see that its connections end."""
-        assert self._process is not None
-        self._process.kill()
+        self.process.kill()
+
+    def stop(self) -> None:
+        """Stop it as an administrator does."""
+        self.process.send(signal.SIGTERM)
+        if self.process.wait(STOP_PATIENCE) is None:
+            raise SuiteError(f"{self.name} did not shut down within {STOP_PATIENCE} s")
 
     def ctl(self, *arguments: str) -> str:
         """Run `rabbitmqctl` on it and return what it printed."""
@@ -135,7 +148,9 @@ class Node:
 def running_cluster() -> Iterator[list[Node]]:
     """Start three nodes, which form a cluster when they boot; all of them are gone in the end."""
     names = ["rabbit1", "rabbit2", "rabbit3"]
-    peers = "".join(f"cluster_formation.classic_config.nodes.{name} = {node_name(name)}\n" for name in names)
+    peers = "".join(
+        f"cluster_formation.classic_config.nodes.{name} = {node_name(name, os.getpid())}\n" for name in names
+    )
     with Nursery() as nursery:
         epmd = start_epmd(nursery)
         nodes = [Node(nursery, epmd, name, peers) for name in names]
