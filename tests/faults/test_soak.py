@@ -15,7 +15,8 @@ from tests.faults.soak.consumer import Arrivals, percentile
 from tests.faults.soak.keeping import Folder, identity
 from tests.faults.soak.picture import CHARTS, draw
 from tests.faults.soak.report import Sample, comparable, report, trend, verdict
-from tests.support.children import SuiteError
+from tests.faults.soak.run import Clock
+from tests.support.children import SuiteError, wait_until
 
 
 @pytest.fixture
@@ -66,6 +67,13 @@ class TestVerdict:
     def test_is_good_in_steady_hours(self):
         assert verdict(hours(8, 0), 3600)[-1] == "No trend in 8 comparable periods."
 
+    def test_compares_peaks_of_dead_rows_because_samples_drift_against_autovacuum(self):
+        samples = [
+            sample(minute * 60, rows={"live": 1, "dead": 10_000 if minute % 5 == 0 else 500 + 10 * minute})
+            for minute in range(480)
+        ]
+        assert verdict(samples, 3600)[-1] == "No trend in 8 comparable periods."
+
     def test_compares_no_hours_with_that_of_the_start_or_the_backlog(self):
         samples = hours(4, 0)
         samples[60] = sample(3600, "backlog begins, relays stop")
@@ -93,6 +101,13 @@ def test_the_picture_has_each_chart_and_the_events():
     lines = [*tree.iter("{http://www.w3.org/2000/svg}polyline")]
     assert len(lines) == sum(len(chart.lines) for chart in CHARTS)
     assert all(each.get("points") for each in lines)
+
+
+def test_the_broker_restarts_each_hour_and_never_at_the_time_of_a_deployment():
+    clock = Clock(end=24 * 3600)
+    restarts = [second for second in range(1, 24 * 3600) if clock.restarts(second) > clock.restarts(second - 1)]
+    assert len(restarts) == 24
+    assert all(second % clock.deployment for second in restarts)
 
 
 class TestArrivals:
@@ -163,7 +178,7 @@ class TestFolder:
         # The number of an earlier process belongs to another one by now.
         pids.write_text(f"{pids.read_text()}{sleeper.pid} 12345 {identity(os.getpid()).split()[1]}\n")
         with Folder(tmp_path, resume=True):
-            assert is_gone(left)
+            wait_until(lambda: is_gone(left), 30, "the end of the process")
             assert sleeper.poll() is None
 
 

@@ -8,7 +8,7 @@ from html import escape
 
 from tests.faults.soak.report import MB, SERIES, Figure, Sample, index_size, memory, table_size
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP = 720, 120, 62, 700, 50, 48
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP = 720, 120, 76, 700, 50, 48
 """Pixels: the width of the picture, the height, the limits and the top of the charts, and the gap between two."""
 
 COLORS = "abcd"
@@ -89,7 +89,7 @@ MARKS = ("broker restart", "backlog begins", "resumed")
 """Events that have a line with their name."""
 
 
-NAME_WIDTH = 90
+NAME_WIDTH = 66
 """Pixels of the name of an event; one that is nearer to the last one is left out."""
 
 

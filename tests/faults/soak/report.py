@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,8 @@ RISING = 0.75
 
 MB = 1024 * 1024
 
+PEAK = "peak dead rows"
+
 SERIES: Mapping[str, tuple[Figure, float]] = {
     "p50 ms": (lambda each: _milliseconds(each, "p50"), 0.25),
     "p99 ms": (lambda each: _milliseconds(each, "p99"), 0.5),
@@ -34,8 +37,10 @@ SERIES: Mapping[str, tuple[Figure, float]] = {
     "backends MB": (lambda each: memory(each, "backends"), 0.1),
     "table MB": (lambda each: table_size(each) / MB, 0.1),
     "indexes MB": (lambda each: index_size(each) / MB, 0.1),
-    "dead rows": (lambda each: each["rows"]["dead"], 0.5),
+    PEAK: (lambda each: each["rows"]["dead"], 0.5),
     "relays' cpu s": (lambda each: sum(value for name, value in each["processor"].items() if "relay" in name), 0.25),
+    # That of the machine: no fault of the outbox, and shown because latency depends on it.
+    "load": (lambda each: each["load"], math.inf),
 }
 """The figures of the table, each with the share by which it may grow."""
 
@@ -90,20 +95,25 @@ def comparable(samples: Sequence[Sample]) -> list[Sample]:
     return found
 
 
-def medians(samples: Sequence[Sample], period: float, figure: Figure) -> dict[int, float]:
-    """Return the median of a figure by number of the period."""
+def by_period(samples: Sequence[Sample], period: float, name: str) -> dict[int, float]:
+    """Return a figure by number of the period: its median, or its peak for the dead rows.
+
+    They rise and fall between two runs of autovacuum, which looks once a minute, as the samples do: their median
+    shows how far apart the two happen to be.
+    """
+    figure, _ = SERIES[name]
+    summarize = max if name == PEAK else median
     found = {}
     for number, group in itertools.groupby(samples, lambda each: int(each["seconds"] // period)):
         values = [value for each in group if (value := figure(each)) is not None]
         if values:
-            found[number] = median(values)
+            found[number] = summarize(values)
     return found
 
 
 def report(samples: Sequence[Sample], period: float) -> str:
     """Return the table by period of so many seconds, and the verdict."""
-    columns = {name: medians(samples, period, figure) for name, (figure, _) in SERIES.items()}
-    columns["load"] = medians(samples, period, lambda each: each["load"])
+    columns = {name: by_period(samples, period, name) for name in SERIES}
     lines = ["from hour" + "".join(f"{name:>15}" for name in columns)]
     for number in sorted(set().union(*columns.values())):
         cells = [f"{column[number]:>15,.1f}" if number in column else " " * 15 for column in columns.values()]
@@ -124,8 +134,8 @@ def verdict(samples: Sequence[Sample], period: float) -> list[str]:
     lines += [event for each in samples for event in each["events"] if " ended " in event]
     steady = comparable(samples)
     growing = []
-    for name, (figure, tolerance) in SERIES.items():
-        values = [*medians(steady, period, figure).values()]
+    for name, (_, tolerance) in SERIES.items():
+        values = [*by_period(steady, period, name).values()]
         if share := trend(values, tolerance):
             growing.append(f"{name} grows by {share:.0%} over {len(values)} comparable periods.")
     periods = len({int(each["seconds"] // period) for each in steady})

@@ -44,6 +44,10 @@ class Clock:
     backlog: float = 1500
     backlog_messages: int = 1_000_000
 
+    def restarts(self, seconds: float) -> int:
+        """Return the number of broker restarts until then: each is between two deployments."""
+        return int((seconds - self.deployment / 2) // self.broker_restart)
+
 
 class Soak:
     """One piece.
@@ -114,8 +118,7 @@ class Soak:
             for name in DEPLOYED:
                 self._end(name)
                 self._start_relay(name)
-        # In the middle of an hour, so not at the same time as a deployment.
-        elif _half_hours(now, self._clock.broker_restart) > _half_hours(last, self._clock.broker_restart):
+        elif self._clock.restarts(now) > self._clock.restarts(last):
             self._note("broker restart")
             self._node.stop()
             self._node.boot()
@@ -237,7 +240,3 @@ class Soak:
     def _note(self, text: str) -> None:
         self._events.append(text)
         sys.stderr.write(f"[{self.seconds:8.0f} s] {text}\n")
-
-
-def _half_hours(seconds: float, every: float) -> int:
-    return int((seconds + every / 2) // every)
