@@ -1,6 +1,5 @@
 """A RabbitMQ node for the suite alone."""
 
-import time
 from typing import Any, ClassVar
 
 from tests.faults.brokers.base import TIMEOUT, Broker
@@ -38,10 +37,10 @@ class RabbitMQ(Broker):
         self.node.wait()
 
     def crash(self) -> None:
-        # A node that is killed within half a second of a declaration may have forgotten it.
-        time.sleep(1.0)
         self.node.kill()
         self.start()
+        # A node may have forgotten what was declared in its last seconds, such as the exchange after it was missing.
+        self.declare_exchange()
 
     def stop(self) -> None:
         self.node.ctl("stop_app")
