@@ -11,6 +11,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core import signing
 from django.core.exceptions import BadRequest
 from django.core.paginator import Paginator
+from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, reverse
@@ -71,6 +72,10 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         for pattern in patterns:
             pattern.callback = _escaping(pattern.callback)
         return patterns
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        # A replica may not have the operator's last operation yet.
+        return super().get_queryset(request).using(router.db_for_write(self.model))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -75,7 +75,7 @@ class OverviewAdmin(ReadOnly):
         context: dict[str, Any] = {
             "using": using,
             "databases": find_databases(),
-            "in_list": using == router.db_for_read(OutboxMessage),
+            "in_list": using == router.db_for_write(OutboxMessage),
             "refresh_seconds": self.refresh_seconds,
             "failed_operations": [operation for operation in allowed if operation.state is Status.FAILED],
             "waiting_operations": [operation for operation in allowed if operation.state is Status.PENDING],

@@ -17,9 +17,10 @@ from django_outbox.monitoring.figures import Level, Verdict
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.support.admin.overview_figures import a_bad_night, a_good_day
+from tests.support.admin.overview_pages import address as overview
 from tests.support.admin.tools import CHANGELIST, listed, put, text, url
 from tests.support.messages import ago
-from tests.support.routers import ROUTERS
+from tests.support.routers import ROUTERS, OutboxRouter
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -115,6 +116,15 @@ def test_every_list_shows_a_critical_verdict_without_the_error_of_the_broker(
             page = text(admin_client.get(CHANGELIST + query))
             assert page.count("<strong>Unavailable.</strong>") == shown
             assert "refused by" not in page
+
+
+def test_nothing_is_read_from_a_replica(admin_client: Client, settings: Any):
+    settings.DATABASE_ROUTERS = [OutboxRouter("postgresql", replica="mariadb")]
+    (failed,) = put(Status.FAILED, using="postgresql")
+    assert listed(admin_client.get(CHANGELIST)) == [failed]
+    assert admin_client.get(url("change", failed)).status_code == 200
+    # The overview links to the list.
+    assert f"{CHANGELIST}?" in text(admin_client.get(overview()))
 
 
 def test_the_title_counts_what_the_filters_leave(admin_client: Client):

@@ -6,13 +6,16 @@ from django_outbox.models import OutboxMessage
 
 
 class OutboxRouter:
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
+    """Writes the outbox to a database; reads it there or from another one, as from a replica."""
+
+    def __init__(self, alias: str, replica: str = "") -> None:
+        self._alias, self._replica = alias, replica or alias
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
-        return self._alias if model is OutboxMessage else None
+        return self._replica if model is OutboxMessage else None
 
-    db_for_write = db_for_read
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return self._alias if model is OutboxMessage else None
 
 
 class NotOnMariaDB:
