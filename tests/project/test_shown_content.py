@@ -45,6 +45,8 @@ PLACES = {
     # Only names of headers of the trace context.
     "monitoring/tracing.py": {"OpenTelemetryTracer"},
     "tracing.py": {"_traced"},
+    # Names of columns.
+    "management/commands/outbox_debezium.py": {""},
     # The headers of a request of HTTP.
     "monitoring/views.py": {"metrics"},
     # Carried, or counted.

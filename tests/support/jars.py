@@ -71,3 +71,4 @@ _HERE = Path(__file__).parent
 
 KAFKA = Program("Kafka", _HERE / "kafka" / "pom.xml")
 ELASTICMQ = Program("ElasticMQ", _HERE / "aws" / "pom.xml")
+DEBEZIUM = Program("Debezium", _HERE / "debezium" / "pom.xml")

@@ -32,7 +32,7 @@ class Command(OutboxCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
         try:
-            store = _get_store(using)
+            store = get_store(using)
             publication = find_publication(store)
             if not publication.missing:
                 if not options["sql"]:
@@ -56,15 +56,21 @@ class Command(OutboxCommand):
         self.report(f"Created the publication {PUBLICATION} in the database {using!r}.")
 
 
-def _get_store(using: str) -> PostgreSQLStore:
-    """Return the store of a database. Raises `CommandError` if it is not PostgreSQL, or lacks the tables."""
+def get_store(using: str, *, all_schemas: bool = False) -> PostgreSQLStore:
+    """Return the store of a database. Raises `CommandError` if it is not PostgreSQL, or lacks the tables.
+
+    Args:
+        all_schemas: whether the tables of the tenants suffice, if it has tenants.
+    """
     connection = connections[using]
     store = find_store(connection)
     if not isinstance(store, PostgreSQLStore):
         raise CommandError(
-            f"The database {using!r} (vendor {connection.vendor!r}) has no log that relays can read: only PostgreSQL "
+            f"The database {using!r} (vendor {connection.vendor!r}) has no log that can be read: only PostgreSQL "
             "has one. Messages are delivered from the table."
         )
+    if all_schemas and hasattr(connection, "set_tenant"):
+        return store
     if problem := describe_missing_schema(connection, [OutboxMessage, StreamPosition]):
         raise CommandError(problem)
     return store
