@@ -32,6 +32,7 @@ CALLS: dict[str, list[list[str]]] = {
     "outbox_restore": [["--as", "failed", HOSTILE, "00000000-0000-0000-0000-000000000007"]],
     "outbox_purge": [["--dry-run"]],
     "outbox_publication": [["--sql"]],
+    "outbox_debezium": [["--publisher", HOSTILE], ["--sql", "--publisher", HOSTILE]],
     "outbox_events": [[], ["--asyncapi"]],
     "run_outbox": [["--check"], ["--publisher", HOSTILE], ["--drain"]],
     "run_inbox": [["--check"], ["--consumer", HOSTILE]],
