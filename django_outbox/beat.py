@@ -1,5 +1,6 @@
-"""A schedule for Celery beat, instead of `manage.py run_outbox`. It imports nothing, so settings may import it."""
+"""A schedule for Celery beat, instead of `manage.py run_outbox`. It imports nothing of Django, as settings need it."""
 
+import math
 from typing import Any
 
 __all__ = ["beat_schedule"]
@@ -24,12 +25,17 @@ def beat_schedule(*, drain_every: float = 5.0, purge_every: float = 3600.0, **dr
             "schedule": drain_every,
             "kwargs": drain,
             # A run that no worker has started before the next one is due is superseded by it.
-            "options": {"expires": drain_every},
+            "options": _expiring(drain_every),
         },
         "django_outbox.purge": {
             "task": "django_outbox.tasks.purge_outbox",
             "schedule": purge_every,
             "kwargs": database,
-            "options": {"expires": purge_every},
+            "options": _expiring(purge_every),
         },
     }
+
+
+def _expiring(seconds: float) -> dict[str, float]:
+    # django-celery-beat 2.9 ignores `expires`. Celery sends `expire_seconds` as a property that no broker reads.
+    return {"expires": seconds, "expire_seconds": math.ceil(seconds)}

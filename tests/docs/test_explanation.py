@@ -59,3 +59,11 @@ def test_the_glossary_defines_every_word_of_the_vocabulary(word: str):
     assert word in lines
     following = [line for line in lines[lines.index(word) + 1 :] if line.startswith("    ") or not line]
     assert following[0].strip(), f"{word} has no definition"
+
+
+def test_the_stacks_have_the_versions_that_their_tests_install():
+    table = (DOCS / "explanation" / "evidence.md").read_text()
+    common = {"Django", "psycopg[binary]", "pika"}
+    for path in (DOCS.parent / "tests/stacks").glob("test_*.py"):
+        for name, version in re.findall(r'"([\w\[\]-]+)==([\d.]+)"', path.read_text()):
+            assert name in common or f"{name.partition('[')[0]} {version}" in table, (path.name, name, version)

@@ -1,6 +1,8 @@
 """Fixtures for tests of stacks. Each module names its packages with their versions in `PACKAGES`."""
 
-import functools
+import hashlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +15,16 @@ from tests.support.databases import Database
 
 @pytest.fixture(scope="session")
 def virtualenv(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the Python of a virtualenv with packages, which is made once."""
+    """Return the Python of a virtualenv with packages, which is made once.
 
-    @functools.cache
-    def make(*packages: str, python: str = "") -> Path:
-        folder = tmp_path_factory.mktemp("virtualenv")
-        return make_virtualenv(folder, *packages, **({"python": python} if python else {}))
+    Virtualenvs in the folder that OUTBOX_STACKS names are kept for the next run.
+    """
+    kept = os.environ.get("OUTBOX_STACKS")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("virtualenvs")
+
+    def make(*packages: str, python: str = sys.executable) -> Path:
+        name = hashlib.sha256(repr((packages, python)).encode()).hexdigest()[:8]
+        return make_virtualenv(folder / name, *packages, python=python)
 
     return make
 

@@ -16,19 +16,25 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 
 def make_virtualenv(folder: Path, *packages: str, python: str = sys.executable) -> Path:
-    """Create a virtualenv with this checkout and packages, such as "gunicorn==27.0.1"; return its Python."""
-    subprocess.run([python, "-m", "venv", folder], check=True, stdin=subprocess.DEVNULL)
-    scripts = folder / "bin"
-    install = [str(scripts / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    """Create a virtualenv with this checkout and packages, such as "gunicorn==27.0.1"; return its Python.
+
+    A virtualenv that is complete already is left as it is.
+    """
+    complete = folder / "complete"
+    if complete.exists():
+        return folder / "bin/python"
+    subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
     ended = subprocess.run(
-        [*install, "--editable", str(CHECKOUT), "django-environ==0.14.0", *packages],
+        [*pip, "--quiet", "--no-compile", "--editable", str(CHECKOUT), "django-environ==0.14.0", *packages],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
-    return scripts / "python"
+    complete.touch()
+    return folder / "bin/python"
 
 
 class Project:
@@ -39,7 +45,7 @@ class Project:
     """
 
     def __init__(self, folder: Path, python: Path, database: Database | None = None) -> None:
-        self.folder, self.python = folder, python
+        self.folder, self.python, self.database = folder, python, database
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))},
             "DJANGO_SETTINGS_MODULE": "mysite.settings",
@@ -54,7 +60,10 @@ class Project:
 
     def configure(self, text: str) -> None:
         """Append to the settings."""
-        with (self.folder / "mysite/settings.py").open("a") as file:
+        self.append("mysite/settings.py", text)
+
+    def append(self, path: str, text: str) -> None:
+        with (self.folder / path).open("a") as file:
             file.write(f"\n{text}\n")
 
     def write(self, path: str, text: str) -> None:
@@ -85,8 +94,26 @@ class Project:
         self.manage("migrate", "--run-syncdb", "--verbosity=0")
 
     def execute(self, code: str) -> str:
-        """Run Python code in which Django is set up, and return what it printed."""
+        """Run Python code after Django is set up, and return what it printed."""
         return self.run("python", "-c", f"import django; django.setup()\n{code}")
+
+    def place_orders(self, count: int) -> None:
+        """Save orders, each with its message, by a program that ends."""
+        place = f"[views.place_order(RequestFactory().get('/'), str(n)) for n in range({count})]"
+        self.execute(f"from django.test import RequestFactory; from mysite import views; {place}")
+
+    def count(self, condition: str = "1 = 1", table: str = "django_outbox_outboxmessage") -> int:
+        """Return how many rows fulfil a condition in SQL."""
+        assert self.database, "only for a project with `POSTGRESQL`"
+        return self.database.count(condition, table)
+
+    def sessions(self) -> int:
+        """Return how many sessions of the project's own PostgreSQL database are open."""
+        assert self.database, "only for a project with `POSTGRESQL`"
+        return self.database.count(
+            "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'",
+            "pg_stat_activity",
+        )
 
     def start(self, *command: str) -> Process:
         """Start a program of the virtualenv that keeps running."""
@@ -101,22 +128,21 @@ class Project:
                 process.kill()
 
 
-def get(url: str) -> str:
-    """Return the body at a URL, once its server accepts connections."""
-    text = ""
+def get(url: str, status: int = 200) -> str:
+    """Return the body at a URL, once its server accepts connections, and expect its status."""
 
-    def answers() -> bool:
-        nonlocal text
+    def answer() -> tuple[int, str] | None:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as response:
-                text = response.read().decode()
-        except ConnectionError:
-            return False
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
         except urllib.error.URLError as error:
-            if isinstance(error.reason, ConnectionError):
-                return False
+            if isinstance(error.reason, ConnectionRefusedError):
+                return None
             raise
-        return True
 
-    eventually(answers, url, seconds=PATIENCE)
-    return text
+    found, body = eventually(answer, url, seconds=PATIENCE)
+    assert found == status, body[-2000:]
+    return str(body)

@@ -45,6 +45,10 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def send(self, *signals: signal.Signals) -> None:
         for each in signals:
             self._process.send_signal(each)
