@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import Outcome, rejected, retry_later
@@ -30,7 +30,8 @@ class Call(Generic[M]):
 
     def without_outcome(self, indexes: Iterable[int] | None = None) -> list[int]:
         outcomes = self.outcomes
-        return [index for index in (range(len(outcomes)) if indexes is None else indexes) if outcomes[index] is None]
+        indexes = range(len(outcomes)) if indexes is None else indexes
+        return [index for index in indexes if outcomes[index] is None] if any(outcomes) else [*indexes]
 
     def take(self, indexes: Iterable[int], outcomes: Iterable[Outcome | None]) -> None:
         for index, outcome in zip(indexes, outcomes, strict=True):
@@ -42,10 +43,11 @@ class Call(Generic[M]):
 
     def complete(self, missing: Outcome | None = None) -> list[Outcome]:
         """Return all outcomes, with this one for each message that has none."""
-        given = self.outcomes if missing is None else [outcome or missing for outcome in self.outcomes]
-        outcomes = [outcome for outcome in given if outcome is not None]
-        assert len(outcomes) == len(given)
-        return outcomes
+        outcomes = [*self.outcomes]
+        if not all(outcomes) and missing is not None:
+            outcomes = [outcome or missing for outcome in outcomes]
+        assert all(outcomes)
+        return cast(list[Outcome], outcomes)
 
 
 class EncodedCall(Call[M], Generic[M, E]):
@@ -54,10 +56,15 @@ class EncodedCall(Call[M], Generic[M, E]):
     def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
         super().__init__(messages)
         self.encoded: dict[int, E] = {}
-        encoded = self.encoded
-        for index, message in enumerate(messages):
+        try:
+            self.encoded |= enumerate(map(encode, messages))
+        except (Unencodable, UnicodeEncodeError):
+            self._encode_each(encode, carrier, error_class)
+
+    def _encode_each(self, encode: Callable[[M], E], carrier: str, error_class: str) -> None:
+        for index, message in enumerate(self.messages):
             try:
-                encoded[index] = encode(message)
+                self.encoded[index] = encode(message)
             except (Unencodable, UnicodeEncodeError) as error:
                 reason = error if isinstance(error, Unencodable) else Unencodable(NOT_UTF8.format(error.reason))
                 text = f"{carrier} cannot carry the message: {reason}."

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple, cast
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -24,6 +25,8 @@ from django_outbox.service.outages import Outage
 from django_outbox.stores import Claim, Failed, Held, Settlement
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import MAX_IDS, counted, describe, some_ids
+
+PAYLOAD = attrgetter("payload")
 
 UNREADABLE = "outbox.unreadable"
 """The `error_class` of a row that is not a message."""
@@ -220,15 +223,14 @@ class Batch:
         """Take the claimed rows, and sort out those that are not to be published."""
         self._recorder.claimed(len(rows))
         self.rows = rows
-        messages = [row for row in rows if isinstance(row, Message)]
         paused = self._phases.paused_types()
-        if paused and not paused.isdisjoint(message.type for message in messages):
+        if paused and not paused.isdisjoint(row.type for row in rows if isinstance(row, Message)):
             # What the relay knows of the pauses may be a second old.
             self._sort(paused & self._phases.source.table.find_paused_types())
-        elif len(messages) == len(rows):
-            self.messages = messages
-        else:
+        elif Unreadable in map(type, rows):
             self._sort(paused)
+        else:
+            self.messages = cast(Sequence[Message], rows)
 
     def follow(self, limit: int) -> Sequence[Message]:
         """Add the messages that arrive within a moment to a batch that was accepted, up to `limit`, and return them."""
@@ -322,7 +324,7 @@ class Batch:
         return [*self.messages, *(row.message for row in self._unreadable)]
 
     def _count(self, decisions: Decisions) -> Tally:
-        claimed, size = len(self.rows), sum(len(message.payload) for message in self._contents)
+        claimed, size = len(self.rows), sum(map(len, map(PAYLOAD, self._contents)))
         settlement = decisions.settlement
         processed = len(settlement.processed)
         if processed == claimed:

@@ -253,9 +253,9 @@ def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message]
             for row in settlement.failed
         ]
         send(messages_failed, using=using, publisher=publisher_alias, failures=failures)
-    recovered = [message for message in messages if message.attempts or message.error_class]
-    if recovered:
-        processed = set(settlement.processed)
-        recovered = [message for message in recovered if message.id in processed]
+    if not messages_recovered.receivers:
+        return
+    processed = set(settlement.processed)
+    recovered = [each for each in messages if (each.attempts or each.error_class) and each.id in processed]
     if recovered:
         send(messages_recovered, using=using, publisher=publisher_alias, messages=recovered)

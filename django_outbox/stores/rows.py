@@ -6,7 +6,7 @@ A row that cannot be read never stops the delivery of another one.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
@@ -183,8 +183,8 @@ class Settlement:
             [row for row in self.held if row.id in ids],
         )
 
-    def without(self, ids: Iterable[int]) -> "Settlement":
-        return self.only({*self.ids, *(row.id for row in self.held)}.difference(ids))
+    def without(self, ids: Collection[int]) -> "Settlement":
+        return self.only({*self.ids, *(row.id for row in self.held)}.difference(ids)) if ids else self
 
     @property
     def ids(self) -> Iterator[int]:
@@ -262,7 +262,9 @@ def read_uuid(value: object) -> str:
 
 
 def read_headers(text: str) -> dict[str, Any]:
-    headers = {} if text == "{}" else json.loads(text)
+    if text == "{}":
+        return {}
+    headers = json.loads(text)
     if not isinstance(headers, dict):
         raise TypeError(f"its JSON is of type {type(headers).__name__}, not an object")
     if "\\u" in text and "\\ud" in text.lower():

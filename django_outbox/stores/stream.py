@@ -13,6 +13,8 @@ import datetime
 from bisect import bisect_right
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.db import IntegrityError
@@ -143,6 +145,9 @@ READ = BATCH.format(
                     WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}
                 ) streamed""",
 )
+
+TEXTS = itemgetter(5, 6)
+"""The payload and the headers of a row."""
 
 MOVE = """
 UPDATE {positions}
@@ -357,7 +362,7 @@ class Stream:
         numbers, first, last = array(ids), ids[0], ids[-1]
         if last - first < DENSE * len(ids):
             rows = self._store.fetch(READ_SMALL, [self._publisher, first, last, numbers, max_bytes // 2, first, last])
-            if rows and sum(len(row[5]) + len(row[6]) for row in rows) <= max_bytes:
+            if rows and sum(map(len, chain.from_iterable(map(TEXTS, rows)))) <= max_bytes:
                 return rows
         return self._store.fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
 

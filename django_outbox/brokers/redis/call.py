@@ -49,7 +49,8 @@ class RedisCall(EncodedCall[Message, bytes]):
         return reason
 
     def _reject_larger(self, limit: int) -> None:
-        messages = self.messages
-        larger = [index for index in self.encoded if len(messages[index].payload) > limit]
+        if not self.encoded or max(map(len, self.encoded.values())) <= limit:
+            return
+        larger = [index for index in self.encoded if len(self.messages[index].payload) > limit]
         error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"
         self.set_all(larger, rejected(error, error_class="redis.too_large"))

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
+from operator import methodcaller
 from typing import Any
 
 import redis
@@ -24,6 +26,8 @@ READ_SIZE = 65_536
 
 SEND_SIZE = 262_144
 
+IS_LENGTH, IS_ERROR = methodcaller("startswith", b"$"), methodcaller("startswith", b"-")
+
 CONNECTIONS = {"redis": Connection, "rediss": SSLConnection}
 
 NO_LIMIT = 512 * 1024 * 1024
@@ -36,31 +40,24 @@ https://github.com/redis/redis/blob/8.6.3/00-RELEASENOTES."""
 
 @dataclass(slots=True)
 class Replies:
-    """Replies that are received in pieces. Each is a line or, like the ID of an entry, a string of one line.
+    """Replies that are received in pieces. Each is a line, or the ID of an entry: a line behind one with its length.
 
-    No object is made for a reply. Errors have their positions among the replies.
+    Errors have their positions among the replies.
     """
 
     count: int = 0
     errors: dict[int, str] = field(default_factory=dict)
     _rest: bytes = b""
-    _in_string: bool = False
 
     def feed(self, data: bytes) -> None:
         lines = (self._rest + data).split(b"\r\n")
         self._rest = lines.pop()
-        count, in_string = self.count, self._in_string
-        for line in lines:
-            if in_string:
-                in_string = False
-                count += 1
-            elif line[:1] == b"$":
-                in_string = True
-            else:
-                if line[:1] == b"-":
-                    self.errors[count] = line[1:].decode("utf-8", "replace")
-                count += 1
-        self.count, self._in_string = count, in_string
+        replies = [*filterfalse(IS_LENGTH, lines)]
+        if any(map(IS_ERROR, replies)):
+            for position, reply in enumerate(replies, self.count):
+                if IS_ERROR(reply):
+                    self.errors[position] = reply[1:].decode("utf-8", "replace")
+        self.count += len(replies)
 
 
 class RedisConnection:

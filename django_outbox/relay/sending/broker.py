@@ -96,7 +96,7 @@ def publish_in_waves(
         if not wave:
             continue
         outage = False
-        for index, outcome in zip(wave, publish([messages[index] for index in wave]), strict=True):
+        for index, outcome in zip(wave, publish([*map(messages.__getitem__, wave)]), strict=True):
             outcomes[index] = outcome
             if outcome is ACCEPTED or outcome.kind in passing:
                 continue

@@ -437,7 +437,7 @@ class StreamReader:
                 end = rows[-1][0] if rows else (ids or listing.ids)[-1]
             moves_all = self._only_from_table or self._ahead is not None
             waiting = {row[0] for row in rows if row[-1] or moves_all}
-            messages = read_messages([row for row in rows if row[0] not in waiting])
+            messages = read_messages([row for row in rows if row[0] not in waiting] if waiting else rows)
             self._listing, self._position = listing, stored
             claim = Claim(messages, StreamedBatch(listing, end, waiting))
             if messages:
@@ -516,6 +516,8 @@ class _Changes:
 
     @classmethod
     def of(cls, claim: Claim, settlement: Settlement, refused: Set[int]) -> "_Changes":
+        if not refused and not claim.mark.waiting and len(settlement.processed) == len(claim.messages):
+            return cls(None, [], Settlement())
         failed = {row.id: row.blocks_key for row in settlement.failed}
         put_off = {row.id for rows in (settlement.retried, settlement.held) for row in rows}
         processed = {*settlement.processed}
