@@ -726,5 +726,6 @@ def _group_by_cause(failures: Sequence[Failure]) -> dict[tuple[str, str, str, st
     fingerprints = Counter(cause for cause, _ in set(named))
     groups: defaultdict[tuple[str, str, str, str], list[Failure]] = defaultdict(list)
     for (cause, name), each in zip(named, failures, strict=True):
-        groups[(*cause, name if fingerprints[cause] <= MAX_FINGERPRINTS else "")].append(each)
+        key = (*cause, name if fingerprints[cause] <= MAX_FINGERPRINTS else "")
+        groups[key].append(each)
     return groups

@@ -26,8 +26,6 @@ from django_outbox.stores import Claim, Failed, Held, Settlement
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import MAX_IDS, counted, describe, some_ids
 
-PAYLOAD = attrgetter("payload")
-
 UNREADABLE = "outbox.unreadable"
 """The `error_class` of a row that is not a message."""
 
@@ -324,7 +322,7 @@ class Batch:
         return [*self.messages, *(row.message for row in self._unreadable)]
 
     def _count(self, decisions: Decisions) -> Tally:
-        claimed, size = len(self.rows), sum(map(len, map(PAYLOAD, self._contents)))
+        claimed, size = len(self.rows), sum(map(len, map(attrgetter("payload"), self._contents)))
         settlement = decisions.settlement
         processed = len(settlement.processed)
         if processed == claimed:
