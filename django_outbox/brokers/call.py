@@ -1,7 +1,7 @@
 """The messages of one call of `publish`, and their outcomes. A broker adds only the way to send and receive."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic, TypeVar, cast
 
 from django_outbox.brokers.publisher import BatchRefused
@@ -88,13 +88,21 @@ class PendingCall(EncodedCall[M, E]):
     def set_outcome(self, index: int, outcome: Outcome) -> None:
         if self.outcomes[index] is None:
             self.outcomes[index] = outcome
-            self.missing -= 1
-            if not self.missing:
-                self._done.set()
+            self._note_set(1)
+
+    def set_outcomes(self, indexes: Collection[int], outcome: Outcome) -> None:
+        """Set the outcome of different messages, as far as they have none."""
+        indexes = self.without_outcome(indexes)
+        self.set_all(indexes, outcome)
+        self._note_set(len(indexes))
+
+    def _note_set(self, count: int) -> None:
+        self.missing -= count
+        if count and not self.missing:
+            self._done.set()
 
     def set_missing(self, outcome: Outcome) -> None:
-        for index in self.without_outcome():
-            self.set_outcome(index, outcome)
+        self.set_outcomes(range(len(self.outcomes)), outcome)
 
     def refuse(self, error: str, cause: BaseException, *, permanent: bool = True) -> None:
         """Record that the broker refused one of the messages without an outcome, and ignore further responses."""

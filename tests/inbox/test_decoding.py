@@ -3,6 +3,7 @@
 import datetime
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pika
@@ -141,6 +142,57 @@ def test_deliveries_are_taken_out_and_everything_else_is_passed_on_however_it_is
         position += size
     assert [(each.tag, each.routing_key, each.body) for each in found] == expected
     assert pika_side.data == others
+
+
+@given(
+    frames=st.lists(
+        st.builds(pika.spec.Basic.Ack, st.integers(0, 2**64 - 1), st.booleans())
+        | st.builds(pika.spec.Basic.Ack, st.integers(0, 2**64 - 1), st.just(False))
+        | st.builds(pika.spec.Basic.Nack, st.integers(0, 2**64 - 1), st.booleans(), st.just(False))
+        | st.builds(pika.spec.Basic.Return, st.just(312), st.just("NO_ROUTE"), st.text(max_size=3), st.just("k")),
+        max_size=12,
+    ),
+    channels=st.lists(st.integers(1, 2), min_size=12, max_size=12),
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=4),
+)
+def test_confirms_are_taken_out_and_everything_else_is_passed_on_however_it_is_cut(frames, channels, sizes):
+    """What comes before a confirm has reached pika before it, and the confirms keep their order."""
+    expected: list[Any] = []
+    data = b""
+    for channel, method in zip(channels, frames, strict=False):
+        frame = pika.frame.Method(channel, method).marshal()
+        data += frame
+        if isinstance(method, pika.spec.Basic.Return):
+            expected.append(frame)
+        else:
+            is_ack = isinstance(method, pika.spec.Basic.Ack)
+            expected.append((channel, is_ack, method.delivery_tag, method.multiple))
+    found: list[Any] = []
+
+    class Recording(Pika):
+        def data_received(self, data: bytes) -> None:
+            found.append(data)
+
+    def note(channel: int, ack: bool, tags: Sequence[int], multiple: bool) -> None:
+        found.extend((channel, ack, tag, multiple) for tag in tags)
+
+    wire = ConfirmWire(Recording(), note, has_heartbeats=False)  # type: ignore[arg-type]
+    while data:
+        for size in sizes:
+            wire.data_received(data[:size])
+            data = data[size:]
+    assert _joined(found) == _joined(expected)
+
+
+def _joined(events: list[Any]) -> list[Any]:
+    """Return the events with bytes that follow each other joined."""
+    joined: list[Any] = []
+    for event in events:
+        if isinstance(event, bytes) and joined and isinstance(joined[-1], bytes):
+            joined[-1] += event
+        else:
+            joined.append(event)
+    return joined
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,11 @@ def test_confirms_in_any_order_cover_each_message_once(data: st.DataObject, size
     assert unconfirmed.last_tag == total
     left = set(range(1, total + 1))
     while left:
-        tag, multiple = data.draw(st.sampled_from(sorted(left))), data.draw(st.booleans())
-        covered = {each for each in left if each == tag or (multiple and each < tag)}
-        assert unconfirmed.confirm(tag, multiple=multiple) == [each - 1 for each in sorted(covered)]
-        left -= covered
-        assert unconfirmed.confirm(tag, multiple=multiple) == []
+        tags, multiple = (
+            data.draw(st.lists(st.sampled_from(sorted(left)), min_size=1, unique=True)),
+            data.draw(st.booleans()),
+        )
+        covered = [each for each in sorted(left) if each <= tags[-1]] if multiple else tags
+        assert unconfirmed.confirm(tags, multiple=multiple) == [each - 1 for each in covered]
+        left -= {*covered}
+        assert unconfirmed.confirm(tags, multiple=multiple) == []

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 
@@ -64,8 +64,7 @@ class Transmission(PendingCall[Message, Encoded]):
                 self.set_outcome(index, self._returned.get(index, ACCEPTED))
         else:
             self.nacked = self.nacked or outcome is not ACCEPTED
-            for index in indexes:
-                self.set_outcome(index, outcome)
+            self.set_outcomes(indexes, outcome)
 
     def stall(self) -> None:
         """Mark the transmission as stalled: the broker does not confirm the remaining messages."""
@@ -106,17 +105,16 @@ class Unconfirmed:
         self._lowest_tag = 1
         self._indexes: dict[int, int] = {}
 
-    def add(self, indexes: Iterable[int]) -> None:
-        for index in indexes:
-            self.last_tag += 1
-            self._indexes[self.last_tag] = index
+    def add(self, indexes: Sequence[int]) -> None:
+        tags = range(self.last_tag + 1, self.last_tag + 1 + len(indexes))
+        self._indexes |= zip(tags, indexes, strict=True)
+        self.last_tag += len(indexes)
 
-    def confirm(self, tag: int, *, multiple: bool) -> list[int]:
-        """Remove the message with this tag, or with `multiple` all messages up to it. Return their indexes."""
-        tags = range(tag, tag + 1)
+    def confirm(self, tags: Sequence[int], *, multiple: bool) -> list[int]:
+        """Remove the messages with these tags, or with `multiple` all up to the last one. Return their indexes."""
         if multiple:
-            tags = range(self._lowest_tag, tag + 1)
-            self._lowest_tag = max(self._lowest_tag, tag + 1)
+            tags = range(self._lowest_tag, tags[-1] + 1)
+            self._lowest_tag = max(self._lowest_tag, tags.stop)
         return [self._indexes.pop(each) for each in tags if each in self._indexes]
 
 
@@ -223,8 +221,8 @@ class PublisherChannel:
 
     # Responses
 
-    def confirm(self, ack: bool, tag: int, multiple: bool) -> None:
-        indexes = self._unconfirmed.confirm(tag, multiple=multiple)
+    def confirm(self, ack: bool, tags: Sequence[int], multiple: bool) -> None:
+        indexes = self._unconfirmed.confirm(tags, multiple=multiple)
         if self.transmission is not None and indexes:
             self.nacked = self.nacked or not ack
             self.transmission.confirm(indexes, ACCEPTED if ack else NACKED)
@@ -371,10 +369,10 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._call(self._send)
         self._watch()
 
-    def _on_confirm(self, number: int, ack: bool, tag: int, multiple: bool) -> None:
+    def _on_confirm(self, number: int, ack: bool, tags: Sequence[int], multiple: bool) -> None:
         for channel in self._channels:
             if channel.number == number:
-                channel.confirm(ack, tag, multiple)
+                channel.confirm(ack, tags, multiple)
                 return
 
     # Waiting for responses

@@ -8,10 +8,11 @@ other event loops (`pika.adapters.utils.nbio_interface`).
 
 import abc
 import os
+import re
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Any, ClassVar, NamedTuple
@@ -58,8 +59,15 @@ _END_BYTE = bytes([FRAME_END])
 _END_AND_START = struct.Struct(">BBHI")
 _END_AND_HEADER_START = struct.Struct(">BBHIHHQ")
 
-ConfirmHandler = Callable[[int, bool, int, bool], None]
-"""Takes the channel's number, whether it is an ack, the delivery tag, and whether it covers all tags up to this one."""
+_ACK = rb"\x00\x00\x00\x0d" + re.escape(ACK) + rb".{8}\x00\xce"
+ACKS = re.compile(rb"\x01(..)" + _ACK + rb"(?:\x01\1" + _ACK + rb")*", re.DOTALL)
+"""Whole frames of one channel, each of which confirms one message."""
+
+ACKED = struct.Struct(">11xQ2x")
+"""The delivery tag in such a frame."""
+
+ConfirmHandler = Callable[[int, bool, Sequence[int], bool], None]
+"""Takes the channel's number, whether it is an ack, the delivery tags, and whether it covers all up to the last one."""
 
 HEARTBEAT_INTERVAL = 0.5
 """Seconds after which pika receives a heartbeat if it receives nothing else, because it would consider the connection
@@ -207,7 +215,12 @@ class Wire(AbstractStreamProtocol):
         self._rest = data[position:]
         if start < position:
             self.connection.data_received(data[start:position])
-        elif start and self._has_heartbeats and time.monotonic() >= self._heartbeat_at:
+        elif start:
+            self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Let pika know that the broker sends something."""
+        if self._has_heartbeats and time.monotonic() >= self._heartbeat_at:
             self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
             self.connection.data_received(HEARTBEAT)
 
@@ -224,9 +237,19 @@ class ConfirmWire(Wire):
         super().__init__(connection, has_heartbeats=has_heartbeats)
         self._on_confirm = on_confirm
 
+    def data_received(self, data: bytes) -> None:
+        data, self._rest = self._rest + data, b""
+        # Mostly nothing else comes: a quorum queue confirms most messages one by one.
+        if acks := ACKS.match(data):
+            tags = [tag for (tag,) in ACKED.iter_unpack(acks[0])]
+            self._on_confirm(int.from_bytes(acks[1], "big"), True, tags, False)
+            self._keep_alive()
+            data = data[acks.end() :]
+        super().data_received(data)
+
     def _take(self, kind: int, channel: int, content: bytes) -> None:
         tag, flags = TAG.unpack_from(content, METHOD_START.size)
-        self._on_confirm(channel, content.startswith(ACK), tag, bool(flags & MULTIPLE))
+        self._on_confirm(channel, content.startswith(ACK), [tag], bool(flags & MULTIPLE))
 
 
 class DeliveryWire(Wire):
