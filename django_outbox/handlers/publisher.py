@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import async_to_sync
 from django.db import Error, connections
@@ -74,6 +74,13 @@ def current_database() -> str:
     return _database.get()
 
 
+class _Call(NamedTuple):
+    began: float
+    handler: str
+    id: int
+    schema: str
+
+
 class HandlersPublisher(Publisher):
     """Calls the handler of each message, by default in a savepoint of the transaction of its claim.
 
@@ -119,14 +126,22 @@ class HandlersPublisher(Publisher):
         self.batch_seconds = batch_seconds
         self._skips_unhandled = unhandled == "skip"
         self._time_limit = time_limit
-        self._calls: dict[int, tuple[float, str, int]] = {}
+        self._calls: dict[int, _Call] = {}
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
 
-    def find_longest_call(self) -> tuple[float, str, int] | None:
-        """Return the oldest call that has not returned: its begin in Unix time, the handler, and the message's id."""
-        return min([*self._calls.values()], default=None)
+    def describe_oldest_call(self, schema: str = "") -> dict[str, Any] | None:
+        """Return the oldest call that has not returned: the `handler`, the message's `id`, and the `seconds` so far.
+
+        Args:
+            schema: the tenant's schema; by default all of them.
+        """
+        calls = [call for call in [*self._calls.values()] if schema in ("", call.schema)]
+        if not calls:
+            return None
+        oldest = min(calls)
+        return {"handler": oldest.handler, "id": oldest.id, "seconds": round(time.monotonic() - oldest.began, 3)}
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Raise TypeError: messages are delivered one by one, by `handle`."""
@@ -219,7 +234,7 @@ class HandlersPublisher(Publisher):
         self, found: AnyHandler, function: Callable[..., Any], event: Any, message: Message, *error: Any, using: str
     ) -> Any:
         seconds = found.time_limit or self._time_limit
-        with self._noting(found, message), traced_handling(message) if tracers else nullcontext():
+        with self._noting(found, message, using), traced_handling(message) if tracers else nullcontext():
             # What the function sets in its context, such as the active language, ends with it.
             context = contextvars.copy_context()
             context.run(_database.set, using)
@@ -235,9 +250,9 @@ class HandlersPublisher(Publisher):
                     return context.run(finish, returned, seconds, time.monotonic() - began)
 
     @contextmanager
-    def _noting(self, found: AnyHandler, message: Message) -> Iterator[None]:
-        thread = threading.get_ident()
-        self._calls[thread] = time.time(), found.name, message.id
+    def _noting(self, found: AnyHandler, message: Message, using: str) -> Iterator[None]:
+        thread, schema = threading.get_ident(), getattr(connections[using], "schema_name", "")
+        self._calls[thread] = _Call(time.monotonic(), found.name, message.id, schema)
         try:
             yield
         finally:

@@ -42,8 +42,9 @@ class Heartbeat(models.Model):
             predecessor is deleted after three minutes.
         publishers: the state of each publisher that the relay serves, by alias: a dict with `state` (of the circuit
             breaker: `closed`, `open` or `half-open`; or `crashed`), and the `reason` and `since` (the Unix time of its
-            beginning) of the outage in progress, or the crash; empty and None if the state is `closed`; and `refused`,
-            a message of which the database refuses every new state, and why, or empty.
+            beginning) of the outage in progress, or the crash; empty and None if the state is `closed`; `refused`, a
+            message of which the database refuses every new state, and why, or empty; and for handlers `call`, the
+            oldest running one with the `handler`, the message's `id` and the `seconds` so far, or None.
         consumers: None for a relay. For an inbox, the state of each consumer that it reads, by alias: a dict with
             `source`, `state` (`reading`, `paused` or `unavailable`), `reason` and `since` (of an outage, as above) and
             the counts of messages in the last minute: `received`, `stored`, `invalid`, `dropped` and `rejected`.

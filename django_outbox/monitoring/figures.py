@@ -86,11 +86,12 @@ class RunningCall:
     Args:
         handler: its name.
         id: the message that it was called with.
+        seconds: for how long it had been running then.
     """
 
     handler: str
     id: int
-    since: datetime.datetime
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,9 +289,9 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         breaker=next((state for state in _WORST_FIRST if state in states), ""),
         outage=_find_worst(report.outages[alias] for report in counted if alias in report.outages),
         refused=next((report.refused[alias] for report in living if alias in report.refused), ""),
-        call=min(
+        call=max(
             (report.calls[alias] for report in living if alias in report.calls),
-            key=attrgetter("since"),
+            key=attrgetter("seconds"),
             default=None,
         ),
     )
@@ -391,12 +391,16 @@ def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
             alias: _describe_outage(state, report) for alias, state in report.publishers.items() if state.get("reason")
         },
         refused={alias: str(state["refused"]) for alias, state in report.publishers.items() if state.get("refused")},
-        calls={
-            alias: RunningCall(handler, id, _from_timestamp(began, report.seen_at))
-            for alias, state in report.publishers.items()
-            for began, handler, id in filter(None, [state.get("call")])
-        },
+        calls={alias: call for alias, state in report.publishers.items() if (call := _read_call(state.get("call")))},
     )
+
+
+def _read_call(call: Any) -> RunningCall | None:
+    match call:
+        case {"handler": str(handler), "id": int(id), "seconds": int() | float() as seconds}:
+            return RunningCall(handler, id, seconds)
+    # None, or of another version.
+    return None
 
 
 def _describe_outage(state: Mapping[str, Any], report: Heartbeat) -> OutageFigure:

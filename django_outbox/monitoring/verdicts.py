@@ -260,7 +260,7 @@ def _seconds_without_delivery(publisher: PublisherStatus, status: Status) -> flo
 
 def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: float) -> tuple[Any, dict[str, Any]]:
     values: dict[str, Any] = {"age": duration(round(lasted))}
-    if call := _describe_long_call(publisher, status):
+    if call := _describe_long_call(publisher):
         text = _(
             "Not delivering for %(age)s: %(due)s due for %(publisher)r. The handler %(handler)s has been handling "
             "message %(id)s for %(lasted)s."
@@ -291,16 +291,16 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
     return text, {**values, "seen": seen, "count": Count(len(lost))}
 
 
-def _describe_long_call(publisher: PublisherStatus, status: Status) -> dict[str, Any]:
+def _describe_long_call(publisher: PublisherStatus) -> dict[str, Any]:
     call = publisher.call
-    if call is None or (lasted := _seconds_since(call.since, status)) <= PATIENCE:
+    if call is None or call.seconds <= PATIENCE:
         return {}
-    return {"handler": call.handler, "id": call.id, "lasted": duration(round(lasted))}
+    return {"handler": call.handler, "id": call.id, "lasted": duration(round(call.seconds))}
 
 
 def _explain_delay(publisher: PublisherStatus, status: Status) -> tuple[Any, dict[str, Any]]:
     values: dict[str, Any] = {"age": duration(round(publisher.oldest_due or 0.0))}
-    if call := _describe_long_call(publisher, status):
+    if call := _describe_long_call(publisher):
         text = _(
             "Publisher %(publisher)r is %(age)s behind: %(due)s due. The handler %(handler)s has been handling message "
             "%(id)s for %(lasted)s."

@@ -274,7 +274,7 @@ class RelayState:
         state = self.breakers.describe(publisher_alias) | {"refused": self.refusals[publisher_alias].reason}
         handlers = self.handlers.get(publisher_alias)
         if handlers is not None:
-            state["call"] = handlers.find_longest_call()
+            state["call"] = handlers.describe_oldest_call(self.schema)
         if crash is None:
             return state
         since = crash.since.timestamp()

@@ -538,14 +538,14 @@ def test_a_publisher_is_unavailable_only_if_no_relay_reaches_it(using: str):
 
 
 def test_a_handler_that_does_not_return_is_named_in_the_verdict():
-    call = RunningCall("shop.handlers.pay", 17, NOW - datetime.timedelta(seconds=90))
+    call = RunningCall("shop.handlers.pay", 17, 90.0)
     stuck = PublisherStatus("handlers", due=Count(3), oldest_due=95.0, relays=1, call=call)
     (verdict,) = judge(Status("default", NOW, (stuck,)))
     assert verdict.sentence == (
         "Not delivering for 1 min 35 s: 3 due for 'handlers'. The handler shop.handlers.pay has been handling message "
         "17 for 1 min 30 s."
     )
-    (verdict,) = judge(Status("default", NOW, (replace(stuck, call=replace(call, since=NOW)),)))
+    (verdict,) = judge(Status("default", NOW, (replace(stuck, call=replace(call, seconds=20.0)),)))
     assert verdict.sentence == "Not delivering for 1 min 35 s: 3 due for 'handlers', 1 relay."
     verdict, _ = judge(Status("default", NOW, (replace(stuck, delivered_at=NOW),)))
     assert verdict.sentence == (
@@ -595,6 +595,21 @@ def test_late_messages_are_critical_as_soon_as_the_relay_is_known_to_be_dead(usi
     report(using, silence)
     change(using, put(3, using), available_at=now - minutes(1.5))
     assert read_status(using).verdict.code == code
+
+@pytest.mark.parametrize(
+    "call", [[1.5, "pay", 17], ["pay"], {"handler": "pay"}, {"handler": "pay", "id": "17", "seconds": 30.0}, "pay", 7]
+)
+def test_a_running_call_in_the_format_of_another_version_is_ignored(using: str, call: Any):
+    report(using, 1, publishers={"default": {"state": "closed", "call": call}})
+    assert figures(using).call is None
+
+
+def test_a_running_call_is_as_long_as_its_relay_reported(using: str):
+    for name, silence, seconds in (("a", 15, 12.0), ("b", 1, 11.0)):
+        call = {"handler": "pay", "id": 17, "seconds": seconds}
+        report(using, silence, name, publishers={"default": {"state": "closed", "call": call}})
+    assert figures(using).call == RunningCall("pay", 17, 12.0)
+
 
 
 def test_the_number_of_statements_does_not_depend_on_the_number_of_messages(using: str):

@@ -224,6 +224,30 @@ def test_a_worker_that_crashes_gives_back_what_it_has_reserved(manage: Project, 
     assert manage.do(CRASHING.replace("ERROR", error)).endswith("released 9\n")
 
 
+CALLS = f"""{RELAY}
+from django_outbox.models import Heartbeat
+from django_tenants.utils import schema_context
+
+found = set()
+
+def look():
+    for schema in ("t1", "t2"):
+        with schema_context(schema):
+            found.update((schema, bool(each.publishers["handlers"]["call"])) for each in Heartbeat.objects.all())
+    return ("t1", True) in found and ("t2", False) in found
+
+run_until(look, report_pace=0.005)
+print(sorted(found))
+"""
+
+
+def test_a_running_handler_is_reported_in_its_schema_only(manage: Project):
+    enqueue(manage, "t1", type="order.slow", count=20)
+    found = manage.do(CALLS)
+    assert "('t1', True)" in found
+    assert "('t2', True)" not in found
+
+
 OUTAGE = f"""{RELAY}
 import logging
 from django.db import OperationalError, connections
