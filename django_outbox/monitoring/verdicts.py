@@ -164,10 +164,8 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
     elif late:
         text, values = _explain_delay(publisher, status)
         yield _about(publisher, Level.WARNING, "behind", text, **values)
-    elif cut_off := [each for each in _serving(publisher, status) if each.alive and publisher.alias in each.outages]:
-        text = _(
-            "%(count)s of %(relays)s relays (%(names)s) cannot reach the broker of publisher %(publisher)r%(reason)s."
-        )
+    elif cut_off := [each for each in _serving(publisher, status) if each.alive and _is_cut_off(publisher, each)]:
+        text = _("%(count)s of %(relays)s relays (%(names)s) cannot deliver for publisher %(publisher)r%(reason)s.")
         values = {
             "count": Count(len(cut_off)),
             "relays": Count(publisher.relays),
@@ -175,6 +173,11 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
             "reason": cut_off[0].outages[publisher.alias].reason,
         }
         yield _about(publisher, Level.WARNING, "cut_off", text, **values)
+
+
+def _is_cut_off(publisher: PublisherStatus, relay: RelayStatus) -> bool:
+    # A half-open breaker only waits for a message with which to try the broker.
+    return publisher.alias in relay.outages and relay.publishers[publisher.alias] == "open"
 
 
 def _judge_silence(status: Status) -> Iterator[Verdict]:

@@ -55,6 +55,7 @@ class Breaker:
         consecutive_outages: number of outages in a row during which nothing was delivered.
         unsettled: number of batches in a row that were published and could not be settled. Others between them do not
             count until each message of these is settled.
+        was_withdrawn: whether a trial since the latest outage had no message for the broker.
     """
 
     limits: Limits = LIMITS
@@ -65,6 +66,7 @@ class Breaker:
     outage: Outage | None = None
     _openings: int = 0
     is_on_trial: bool = False
+    was_withdrawn: bool = False
     _unsettled_ids: set[int] = field(default_factory=set)
     _unsettled_at: float = 0.0
 
@@ -130,12 +132,12 @@ class Breaker:
     def _open(self, until: float) -> None:
         self._openings += 1
         self.state, self.open_until = State.OPEN, until
-        self.is_on_trial = False
+        self.is_on_trial = self.was_withdrawn = False
 
     def withdraw(self, permit: Permit) -> None:
         """Take the permit back unchanged, because the batch had no message for the broker."""
         if permit.opening == self._openings:
-            self.is_on_trial = False
+            self.is_on_trial, self.was_withdrawn = False, True
 
 
 class Change(NamedTuple):
@@ -172,8 +174,8 @@ class Breakers:
         breaker = self._breakers[publisher_alias]
         with self._lock:
             state, outage = breaker.state, breaker.outage
-            if breaker.is_on_trial:
-                # Until the broker answers, it is as unavailable as before.
+            if breaker.is_on_trial and not breaker.was_withdrawn:
+                # Until the broker answers, it is as unavailable as before; an idle relay only looks for a message.
                 state = State.OPEN
         return {
             "state": state.value,

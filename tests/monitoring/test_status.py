@@ -528,7 +528,7 @@ def test_a_publisher_is_unavailable_only_if_no_relay_reaches_it(using: str):
     assert (found.relays, found.breaker, found.outage) == (2, "closed", None)
     result = read_status(using)
     assert result.verdict.sentence == (
-        "1 of 2 relays (cut) cannot reach the broker of publisher 'default' (connection refused)."
+        "1 of 2 relays (cut) cannot deliver for publisher 'default' (connection refused)."
     )
     assert [(verdict.level, verdict.code) for verdict in result.verdicts[1:]] == [(Level.OK, "delivering")]
     (cut,) = (each for each in result.relays if each.name == "cut")
@@ -571,6 +571,10 @@ def test_rates_are_added_up_over_relays(using: str):
 def test_a_paused_publisher_is_a_warning_and_not_late(using: str):
     change(using, put(1, using), available_at=read_clock(using) - minutes(60))
     Pause.objects.using(using).create(publisher="default", reason="upgrade", paused_by="ada")
+    # Its outage may be over: it has had no message with which to try the broker.
+    reports.filter(relay="cut").update(publishers={"default": {**state, "state": "half-open"}})
+    assert read_status(using).verdict.code == "delivering"
+    reports.filter(relay="cut").update(publishers={"default": state})
     result = read_status(using)
     assert (result.level, result.verdict.code) == (Level.WARNING, "paused")
     assert result.verdict.sentence == "Publisher 'default' is paused (ada: upgrade): 1 due."

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay import Relay
-from django_outbox.relay.breakers import Breakers
+from django_outbox.relay.breakers import Breakers, Permit
 from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.signals import breaker_changed
@@ -141,6 +141,25 @@ def test_the_breakers_changes_are_signalled_in_their_order(changes: list[dict[st
     assert [change["state"] for change in changes] == ["open", "half-open"]
     # The trial has no result yet.
     assert breakers.describe("default")["state"] == "open"
+
+
+def test_a_relay_that_looks_for_a_message_with_which_to_try_the_broker_reports_half_open():
+    breakers = Breakers("default", ["default"], replace(QUICK, outage_wait=Backoff(delay=1e-9)))
+
+    def admitted() -> Permit:
+        time.sleep(0.001)
+        permit = breakers.admit("default", 1)
+        assert permit is not None
+        return permit
+
+    permit = admitted()
+    for _ in range(2):
+        breakers.note("default", permit, outage=Outage("Publisher 'default'", "down"))
+        permit = admitted()
+        assert breakers.describe("default")["state"] == "open"
+        breakers.note("default", permit)
+        permit = admitted()
+        assert breakers.describe("default")["state"] == "half-open"
 
 
 def test_a_receiver_that_takes_long_holds_up_no_other_worker(changes: list[dict[str, Any]]):
