@@ -164,7 +164,7 @@ def _judge_deliveries(publisher: PublisherStatus, status: Status, max_age: float
     elif late:
         text, values = _explain_delay(publisher, status)
         yield _about(publisher, Level.WARNING, "behind", text, **values)
-    elif cut_off := [each for each in _serving(publisher, status) if each.alive and _is_cut_off(publisher, each)]:
+    elif cut_off := [each for each in _living(publisher, status) if _is_cut_off(publisher, each)]:
         text = _("%(count)s of %(relays)s relays (%(names)s) cannot deliver for publisher %(publisher)r%(reason)s.")
         values = {
             "count": Count(len(cut_off)),
@@ -182,16 +182,16 @@ def _is_cut_off(publisher: PublisherStatus, relay: RelayStatus) -> bool:
 
 def _judge_silence(status: Status) -> Iterator[Verdict]:
     """Judge relays that have missed two reports although others may deliver, once for all with the same publishers."""
-    grouped: defaultdict[tuple[str, ...], list[RelayStatus]] = defaultdict(list)
     judged = {
         each.alias: each
         for each in status.publishers
         if each.configured and (each.paused or each.relays or not _does_not_deliver(each, status))
     }
-    lost = _find_lost(status)
-    for relay in lost:
-        grouped[tuple(alias for alias in judged if alias in relay.publishers)].append(relay)
-    grouped.pop((), None)
+    lost = {alias: _find_lost(publisher, status) for alias, publisher in judged.items()}
+    grouped: defaultdict[tuple[str, ...], list[RelayStatus]] = defaultdict(list)
+    for relay in status.relays:
+        if aliases := tuple(alias for alias in judged if relay in lost[alias]):
+            grouped[aliases].append(relay)
     for aliases, relays in grouped.items():
         text = ngettext_lazy(
             "%(count)s of %(relays)s relays (%(names)s) has not reported for %(silence)s: %(due)s due for "
@@ -200,9 +200,13 @@ def _judge_silence(status: Status) -> Iterator[Verdict]:
             "%(publishers)s.",
             "number",
         )
-        known = [each for each in status.relays if each.alive or each in lost]
+        known = [
+            each
+            for each in status.relays
+            if any(each in lost[alias] or (each.alive and alias in each.publishers) for alias in aliases)
+        ]
         values = {
-            "relays": Count(sum(any(alias in each.publishers for alias in aliases) for each in known)),
+            "relays": Count(len(known)),
             "silence": duration(round(max(each.seconds_since_seen for each in relays))),
             "due": sum((judged[alias].due for alias in aliases), NONE),
             "publishers": _list([repr(alias) for alias in aliases]),
@@ -213,44 +217,39 @@ def _judge_silence(status: Status) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, "not_reporting", text, publisher, values=values)
 
 
-def _find_lost(status: Status) -> list[RelayStatus]:
-    """Return the relays that have missed two reports and that nobody has replaced, the newest report first.
+def _find_lost(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
+    """Return a publisher's relays that have missed two reports and were not replaced, the newest report first.
 
-    Another relay replaces one if it has been started since then. After `MAX_SILENCE` the others probably suffice.
+    Each relay that was started since then replaces one, even if it has ended by now. After `MAX_SILENCE`, other relays
+    or drains probably suffice.
     """
-    started = [relay for relay in status.relays if relay.alive]
-    unserved = {each.alias for each in status.publishers if each.configured and not (each.relays or each.drains)}
+    relays = [each for each in status.relays if publisher.alias in each.publishers]
+    started = [each.started_at for each in relays if each.mode == "run"]
+    is_served = any(each.alive or (each.mode != "run" and each.seconds_since_seen <= MAX_SILENCE) for each in relays)
     lost = []
-    for relay in status.relays:
+    for relay in relays:
         if relay.state != NOT_SEEN:
             continue
-        served = relay.publishers.keys()
-        successors = (each for each in started if each.started_at > relay.seen_at and served <= each.publishers.keys())
-        if successor := next(successors, None):
+        if successor := next((at for at in started if at > relay.seen_at), None):
             started.remove(successor)
-        elif relay.seconds_since_seen <= MAX_SILENCE or not unserved.isdisjoint(served):
+        elif relay.seconds_since_seen <= MAX_SILENCE or not is_served:
             lost.append(relay)
     return lost
 
 
-def _serving(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
-    return [each for each in status.relays if publisher.alias in each.publishers]
-
-
-def _lost(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
-    return [each for each in _find_lost(status) if publisher.alias in each.publishers]
+def _living(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
+    return [each for each in status.relays if each.alive and publisher.alias in each.publishers]
 
 
 def _does_not_deliver(publisher: PublisherStatus, status: Status) -> bool:
     """Return whether messages are due, and the relays are gone, or have not delivered any for some time."""
     # Relays of tenants report less often, and nothing is known since the latest report.
-    living = (each for each in _serving(publisher, status) if each.alive)
-    reported = min((each.seconds_since_seen for each in living), default=0.0)
+    reported = min((each.seconds_since_seen for each in _living(publisher, status)), default=0.0)
     patience = MAX_AGE if publisher.drains and not publisher.relays else PATIENCE + max(reported - REPORT_INTERVAL, 0.0)
     if publisher.rate_limit:
         # At a low limit, two deliveries are far apart.
         patience = max(patience, 2 / publisher.rate_limit)
-    were_there = publisher.processed_per_minute or _lost(publisher, status)
+    were_there = publisher.processed_per_minute or _find_lost(publisher, status)
     are_gone = were_there and not (publisher.relays or publisher.drains)
     has_failed = publisher.last_drain_outage and not publisher.relays
     return bool(publisher.due and (are_gone or has_failed)) or _seconds_without_delivery(publisher, status) > patience
@@ -283,7 +282,7 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
         )
         ended = duration(round(_seconds_since(publisher.last_drain, status)))
         return text, {**values, "ended": ended, "reason": publisher.last_drain_outage}
-    lost = _lost(publisher, status)
+    lost = _find_lost(publisher, status)
     if not lost:
         return _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay is running."), values
     text = _(

@@ -383,6 +383,44 @@ def test_a_lost_relay_is_a_warning_until_another_one_serves_its_publishers(using
     assert codes() == ["idle"]
 
 
+@pytest.mark.parametrize("using", ["default"])
+def test_a_lost_relay_stays_replaced_when_the_other_one_ends(using: str):
+    now = read_clock(using)
+    report(using, 3600, "lost")
+    report(using, 300, "stopped", started_at=now - minutes(50), stopped_at=now - minutes(5))
+    assert read_status(using).verdict.code == "idle"
+    put(1, using)
+    assert read_status(using).verdict.code == "delivering"
+    # Of relays that died one after another, the last one is missing.
+    report(using, 60, "died", started_at=now - minutes(4))
+    report(using, 30, "died too", started_at=now - minutes(0.9))
+    verdict = read_status(using).verdict
+    assert verdict.code == "not_delivering"
+    assert "no relay is running (1 last seen 3" in verdict.sentence
+
+
+@pytest.mark.parametrize("using", ["default"])
+def test_a_relay_that_was_lost_long_ago_is_no_warning_between_drains(using: str):
+    report(using, 3600, "lost")
+    report(using, 290, "drain", mode="drain")
+    assert read_status(using).verdict.code == "idle"
+    Heartbeat.objects.using(using).filter(relay="drain").update(seen_at=read_clock(using) - minutes(11))
+    assert read_status(using).verdict.code == "not_reporting"
+
+
+@pytest.mark.parametrize("using", ["default"])
+def test_a_lost_relay_is_replaced_for_each_publisher_of_the_settings(using: str):
+    now, closed = read_clock(using), {"state": "closed"}
+    report(using, 60, "narrow", publishers={"default": closed})
+    report(using, 90, "wide", publishers={"default": closed, "audit": closed, "removed": closed})
+    assert read_status(using).verdict.values["names"] == "narrow"
+    report(using, 1, "new wide", started_at=now - minutes(0.5), publishers={"default": closed, "audit": closed})
+    verdict = read_status(using).verdict
+    assert (verdict.code, verdict.values["publishers"]) == ("not_reporting", "'default'")
+    report(using, 1, "new narrow", started_at=now - minutes(0.5), publishers={"default": closed})
+    assert read_status(using).verdict.code == "idle"
+
+
 def test_each_lost_relay_needs_a_relay_that_replaces_it(using: str):
     now = read_clock(using)
     report(using, 1, "old")
@@ -533,6 +571,10 @@ def test_a_publisher_is_unavailable_only_if_no_relay_reaches_it(using: str):
     assert [(verdict.level, verdict.code) for verdict in result.verdicts[1:]] == [(Level.OK, "delivering")]
     (cut,) = (each for each in result.relays if each.name == "cut")
     assert cut.served == ["default (open)"]
+    # Its outage may be over: it has had no message with which to try the broker.
+    reports.filter(relay="cut").update(publishers={"default": {**state, "state": "half-open"}})
+    assert read_status(using).verdict.code == "delivering"
+    reports.filter(relay="cut").update(publishers={"default": state})
     reports.filter(relay="living").update(publishers={"default": state})
     assert read_status(using).verdict.code == "unavailable"
 
@@ -554,6 +596,21 @@ def test_a_handler_that_does_not_return_is_named_in_the_verdict():
     )
 
 
+@pytest.mark.parametrize(
+    "call", [[1.5, "pay", 17], ["pay"], {"handler": "pay"}, {"handler": "pay", "id": "17", "seconds": 30.0}, "pay", 7]
+)
+def test_a_running_call_in_the_format_of_another_version_is_ignored(using: str, call: Any):
+    report(using, 1, publishers={"default": {"state": "closed", "call": call}})
+    assert figures(using).call is None
+
+
+def test_a_running_call_is_as_long_as_its_relay_reported(using: str):
+    for name, silence, seconds in (("a", 15, 12.0), ("b", 1, 11.0)):
+        call = {"handler": "pay", "id": 17, "seconds": seconds}
+        report(using, silence, name, publishers={"default": {"state": "closed", "call": call}})
+    assert figures(using).call == RunningCall("pay", 17, 12.0)
+
+
 def test_rates_are_added_up_over_relays(using: str):
     now = read_clock(using).replace(second=0, microsecond=0)
     counts = DeliveryCount.objects.using(using)
@@ -571,10 +628,6 @@ def test_rates_are_added_up_over_relays(using: str):
 def test_a_paused_publisher_is_a_warning_and_not_late(using: str):
     change(using, put(1, using), available_at=read_clock(using) - minutes(60))
     Pause.objects.using(using).create(publisher="default", reason="upgrade", paused_by="ada")
-    # Its outage may be over: it has had no message with which to try the broker.
-    reports.filter(relay="cut").update(publishers={"default": {**state, "state": "half-open"}})
-    assert read_status(using).verdict.code == "delivering"
-    reports.filter(relay="cut").update(publishers={"default": state})
     result = read_status(using)
     assert (result.level, result.verdict.code) == (Level.WARNING, "paused")
     assert result.verdict.sentence == "Publisher 'default' is paused (ada: upgrade): 1 due."
@@ -599,21 +652,6 @@ def test_late_messages_are_critical_as_soon_as_the_relay_is_known_to_be_dead(usi
     report(using, silence)
     change(using, put(3, using), available_at=now - minutes(1.5))
     assert read_status(using).verdict.code == code
-
-@pytest.mark.parametrize(
-    "call", [[1.5, "pay", 17], ["pay"], {"handler": "pay"}, {"handler": "pay", "id": "17", "seconds": 30.0}, "pay", 7]
-)
-def test_a_running_call_in_the_format_of_another_version_is_ignored(using: str, call: Any):
-    report(using, 1, publishers={"default": {"state": "closed", "call": call}})
-    assert figures(using).call is None
-
-
-def test_a_running_call_is_as_long_as_its_relay_reported(using: str):
-    for name, silence, seconds in (("a", 15, 12.0), ("b", 1, 11.0)):
-        call = {"handler": "pay", "id": 17, "seconds": seconds}
-        report(using, silence, name, publishers={"default": {"state": "closed", "call": call}})
-    assert figures(using).call == RunningCall("pay", 17, 12.0)
-
 
 
 def test_the_number_of_statements_does_not_depend_on_the_number_of_messages(using: str):
