@@ -105,3 +105,12 @@ def test_an_unroutable_destination_is_not_set_aside(broker: Broker, make_publish
     for _ in range(2):
         outcomes = publisher.publish([make_message(topic) for topic in (full, "nowhere", full)])
         assert kinds(outcomes) == [OutcomeKind.DEFERRED, OutcomeKind.REJECTED, OutcomeKind.DEFERRED]
+
+
+def test_a_queue_that_stays_full_is_tried_after_waits_that_double(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue(max_length=0, overflow="reject-publish")
+    publisher = make_publisher()
+    (first,) = publisher.publish([make_message(queue)])
+    time.sleep(first.retry_after or 0)
+    (second,) = publisher.publish([make_message(queue)])
+    assert second.retry_after == pytest.approx(2 * suspensions.FIRST_WAIT, rel=0.3)

@@ -179,6 +179,8 @@ class RabbitMQCall(Call[Message]):
                 elif outcome.kind is OutcomeKind.UNANSWERED:
                     # The connection could not be opened, or was lost, which affects the destination's other messages.
                     self._set_aside_now[destination] = outcome
+                elif transmission.nacked and destination in self._destinations.suspended:
+                    self._set_aside(index, outcome.error, outcome.error_class)
                 elif not transmission.nacked:
                     self._destinations.end(destination)
                     self._destinations.trust([destination])
