@@ -42,7 +42,7 @@ def read_waiting(status: figures.Status) -> tuple[list[figures.FailureGroup], bo
     waiting: list[Failure] = []
     complete = True
     for publisher in status.publishers:
-        if publisher.retrying:
+        if publisher.retrying or publisher.not_accepted:
             found, more = list_waiting(status.using, publisher.alias, status.at, MAX_SHOWN)
             waiting += found
             complete &= not more

@@ -100,7 +100,8 @@ class PublisherStatus:
 
     Args:
         configured: whether it is in `OUTBOX["PUBLISHERS"]`.
-        due: messages that relays can deliver now, in the order of each key. If not all keys were read, messages that
+        due: messages that relays can deliver now, in the order of each key, and messages for destinations that accept
+            none. If not all keys were read, messages that
             are blocked without being known as such count, too.
         oldest_due: seconds for which the oldest due message has been waiting; None if none is due.
         oldest_is_exact: False if an even older one may exist among messages that were not counted.
@@ -118,6 +119,8 @@ class PublisherStatus:
             or `crashed` if a worker crashed lately; empty if no relay serves it. If only some relays cannot reach the
             broker, the others count.
         outage: why no relay can reach the broker, or why a worker crashed; None if neither applies.
+        not_accepted: the error of a message that counts as due although it waits because its destination accepts none;
+            empty if there is none.
         refused: why the database refuses every new state of one of its messages; empty if it does not.
         call: the oldest call of a handler that had not returned when its relay reported; None if none was running.
         relays: number of running relays that serve it.
@@ -141,6 +144,7 @@ class PublisherStatus:
     delivered_at: datetime.datetime | None = None
     rate_limit: float | None = None
     breaker: str = ""
+    not_accepted: str = ""
     refused: str = ""
     outage: OutageFigure | None = None
     call: RunningCall | None = None

@@ -10,13 +10,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby, islice, starmap
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from django.db import connections, router
 from django.db.models import Count as CountRows
-from django.db.models import Max, Q, Sum
+from django.db.models import Max, Min, Q, Sum
 from django.db.models.functions import Left
 
 from django_outbox.conf import get_settings
@@ -114,6 +114,9 @@ MAX_FINGERPRINTS = 10
 ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 """The part of an error that its fingerprint is made from."""
 
+SET_ASIDE = Q(attempts=0, last_error_at__isnull=False)
+"""A message that waits because its destination accepts none. It is not to blame, and counts as due."""
+
 Tally = dict[tuple[str, str, str], tuple[Count, Count]]
 """The numbers of failed messages and of those that block their key, by publisher, error class and type."""
 
@@ -122,9 +125,16 @@ _tallies: dict[tuple[str, ...], tuple[float, Tally]] = {}
 
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
-    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not."""
+    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not.
+
+    Args:
+        set_aside: the heads that count as due because their destination accepts none.
+        reason: the error of the oldest of them.
+    """
 
     complete: bool = True
+    set_aside: int = 0
+    reason: str = ""
     retrying: Count = NONE
     waiting: Count = NONE
     oldest_due: datetime.datetime | None = None
@@ -156,6 +166,15 @@ class Failure(NamedTuple):
     @property
     def cause(self) -> tuple[str, str, str]:
         return self.publisher, self.error_class, self.type
+
+
+class Deferred(NamedTuple):
+    """A head that waits after an attempt, with `ERROR_START` of its error."""
+
+    id: int
+    attempts: int
+    first_error_at: datetime.datetime | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,14 +475,23 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
 
 def read_heads(using: str, publisher: str) -> HeadFigures:
     heads, complete = _list_heads(using, publisher)
+    deferred = list(_find_deferred(using, heads))
+    retrying = {each.id for each in deferred if each.attempts}
+    set_aside = {each.id: each for each in deferred if not each.attempts and each.first_error_at}
+    heads = [
+        head._replace(available_at=set_aside[head.id].first_error_at, is_due=True) if head.id in set_aside else head
+        for head in heads
+    ]
+    oldest = min(set_aside.values(), key=attrgetter("first_error_at"), default=None)
     due_at = [head.available_at for head in heads if head.is_due and head.available_at]
-    retrying = set(_find_retrying(using, heads))
     blocking = [head for head in heads if head.size > 1 and (head.available_at is None or head.id in retrying)]
     blocking.sort(key=lambda head: (-head.size, head.id))
     messages = OutboxMessage.objects.using(using)
     more = not complete
     return HeadFigures(
         complete=complete,
+        set_aside=len(set_aside),
+        reason=first_line(oldest.error) if oldest else "",
         retrying=Count(len(retrying), more),
         waiting=Count(sum(head.due for head in heads if not head.is_due), more),
         oldest_due=min(due_at, default=None),
@@ -491,11 +519,12 @@ def _list_heads(using: str, publisher: str, now: datetime.datetime | None = None
     return heads, len(entries) < MAX_ENTRIES
 
 
-def _find_retrying(using: str, heads: Iterable[Head]) -> Iterator[int]:
+def _find_deferred(using: str, heads: Iterable[Head]) -> Iterator[Deferred]:
     later = [head.id for head in heads if not head.is_due and head.available_at and head.available_at < HELD_BY_PAUSE]
-    messages = OutboxMessage.objects.using(using).filter(attempts__gt=0).order_by("pk")
+    messages = OutboxMessage.objects.using(using).filter(Q(attempts__gt=0) | SET_ASIDE).order_by("pk")
     for ids in batches(later):
-        yield from messages.filter(pk__in=ids).values_list("pk", flat=True)
+        found = messages.filter(pk__in=ids).values_list("pk", "attempts", "first_error_at", ERROR_START)
+        yield from starmap(Deferred, found)
 
 
 def _undelivered(messages: OutboxMessageQuerySet) -> OutboxMessageQuerySet:
@@ -551,12 +580,22 @@ def read_queue(
     unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
     unkeyed_held = _count(unkeyed.filter(held), MAX_COUNT, all=Q())["all"]
     unkeyed_later = unkeyed.filter(available_at__gt=DatabaseNow(), available_at__lt=HELD_BY_PAUSE)
-    later = _count(unkeyed_later, MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
+    later = _count(unkeyed_later, MAX_ROWS, all=Q(), tried=Q(attempts__gt=0), set_aside=SET_ASIDE)
+    since, reason = None, heads.reason
+    if later["set_aside"].number:
+        since, error = (
+            unkeyed_later[:MAX_ROWS]
+            .aggregate(since=Min("first_error_at", filter=SET_ASIDE), error=Max(ERROR_START, filter=SET_ASIDE))
+            .values()
+        )
+        reason = reason or first_line(error)
+    set_aside = later["set_aside"] + Count(heads.set_aside)
     keyed = _count_keyed(messages, due=due, held=held)
     retrying = later["tried"] + heads.retrying
     keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)
-    all_due = (unkeyed_due + keyed_due + Count(streamed.number, streamed.more)).up_to(MAX_COUNT)
-    oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due, streamed.oldest]
+    all_due = (unkeyed_due + keyed_due + set_aside + Count(streamed.number, streamed.more)).up_to(MAX_COUNT)
+    first = unkeyed.filter(due).values_list("available_at", flat=True).first()
+    oldest = [first, since, heads.oldest_due, streamed.oldest]
     # Messages are enqueued and delivered between two statements, so there may be an oldest without a count, and
     # a count without an oldest.
     known = [each for each in oldest if each is not None]
@@ -567,8 +606,9 @@ def read_queue(
         oldest_is_exact=heads.complete,
         blocked=heads.waiting,
         retrying=retrying,
-        delayed=later["all"] + keyed["all"] - keyed["due"] - keyed["held"] - retrying,
+        delayed=later["all"] + keyed["all"] - keyed["due"] - keyed["held"] - retrying - set_aside,
         held=unkeyed_held + keyed["held"],
+        not_accepted=reason,
     )
 
 
@@ -632,9 +672,9 @@ def list_waiting(using: str, publisher: str, now: datetime.datetime, limit: int)
     unkeyed = later.filter(WITHOUT_KEY, publisher=publisher).order_by("available_at", "id")
     ids = list(unkeyed.values_list("id", flat=True)[:limit])
     all_heads, complete = _list_heads(using, publisher, now)
-    heads = list(islice(_find_retrying(using, all_heads), limit))
+    heads = [each.id for each in islice(_find_deferred(using, all_heads), limit)]
     fields = ("last_error_at" if name == "failed_at" else name for name in Failure._fields[:-1])
-    waiting = later.filter(attempts__gt=0).exclude(last_error_at=None).values_list(*fields, ERROR_START)
+    waiting = later.exclude(last_error_at=None).values_list(*fields, ERROR_START)
     found = [Failure(*row) for part in batches([*ids, *heads]) for row in waiting.filter(pk__in=part)]
     found.sort(key=lambda each: (each.failed_at, each.id), reverse=True)
     return found, not complete or max(len(ids), len(heads)) == limit

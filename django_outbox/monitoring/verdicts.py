@@ -194,9 +194,9 @@ def _judge_silence(status: Status) -> Iterator[Verdict]:
             grouped[aliases].append(relay)
     for aliases, relays in grouped.items():
         text = ngettext_lazy(
-            "%(count)s of %(relays)s relays (%(names)s) has not reported for %(silence)s: %(due)s due for "
+            "%(count)s relay of %(relays)s (%(names)s) has not reported for %(silence)s: %(due)s due for "
             "%(publishers)s.",
-            "%(count)s of %(relays)s relays (%(names)s) have not reported for up to %(silence)s: %(due)s due for "
+            "%(count)s relays of %(relays)s (%(names)s) have not reported for up to %(silence)s: %(due)s due for "
             "%(publishers)s.",
             "number",
         )
@@ -268,6 +268,9 @@ def _explain_standstill(publisher: PublisherStatus, status: Status, lasted: floa
             "message %(id)s for %(lasted)s."
         )
         return text, values | call
+    if publisher.relays and publisher.not_accepted:
+        text = _("Not delivering for %(age)s: %(due)s due for %(publisher)r, and a destination accepts none%(reason)s.")
+        return text, {**values, "reason": publisher.not_accepted}
     if publisher.relays:
         text = ngettext_lazy(
             "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
@@ -308,6 +311,9 @@ def _explain_delay(publisher: PublisherStatus, status: Status) -> tuple[Any, dic
             "%(id)s for %(lasted)s."
         )
         return text, values | call
+    if publisher.not_accepted:
+        text = _("Publisher %(publisher)r is %(age)s behind: %(due)s due, and a destination accepts none%(reason)s.")
+        return text, {**values, "reason": publisher.not_accepted}
     if not publisher.rate_limit:
         return _("Publisher %(publisher)r is %(age)s behind: %(due)s due."), values
     limit, delivered = publisher.rate_limit, publisher.processed_per_minute

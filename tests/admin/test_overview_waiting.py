@@ -92,7 +92,7 @@ def test_groups_are_shown_by_cause_with_what_may_be_done(using: str, admin_clien
     put_waiting(using=using, error="no answer within 12 s\nTraceback", last_error_at=timezone.now())
     put_waiting(4, using=using, error="the name is unknown")
     put_waiting(2, using=using, error_class="", error="the till is shut", key="k", partition=1, blocks_key=True)
-    put_waiting(using=using, attempts=0)
+    put_waiting(using=using, attempts=0, last_error_at=None)
     response = admin_client.get(address(using=using))
     context = response.context
     groups = [(each.error_class, each.count.number, each.example) for each in context["waiting_groups"]]

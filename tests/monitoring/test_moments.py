@@ -81,7 +81,7 @@ TABLE = {
 PERIOD = r"(\d+ s|\d min( \d+ s)?)"
 SENTENCES = {
     "delivering": r"Delivering: [\d,]+ messages? in the last minute, [\d,]+ due\.",
-    "not_reporting": rf"1 of 2 relays \(\S+\) has not reported for {PERIOD}: [\d,]+ due for 'default'\.",
+    "not_reporting": rf"1 relay of 2 \(\S+\) has not reported for {PERIOD}: [\d,]+ due for 'default'\.",
     "not_delivering": rf"Not delivering for {PERIOD}: [\d,]+ due for 'default', no relay is running \(2 last seen "
     rf"{PERIOD} ago\)\.",
     "unavailable": rf"Publisher 'cut' has been unavailable for {PERIOD}(?: \(.+\))?: [\d,]+ due\.",

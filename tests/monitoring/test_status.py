@@ -118,6 +118,26 @@ def test_pending_messages_are_due_delayed_or_retrying(using: str, keys: int):
 
 
 @pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_messages_for_a_destination_that_accepts_none_are_due_since_it_refused_them(using: str, keys: int):
+    now = read_clock(using)
+    ids = put(6, using, keys=keys)
+    refused = ids[:3]
+    failed_at = {"first_error_at": now - minutes(2), "last_error_at": now}
+    change(using, refused, available_at=now + minutes(1), error="the queue is full.", **failed_at)
+    report(using, 1)
+    found = figures(using)
+    assert (found.due, found.blocked, found.delayed, found.retrying) == (Count(6), Count(), Count(), Count())
+    assert found.oldest_due == pytest.approx(120, abs=30)
+    verdict = read_status(using).verdicts[0]
+    assert (verdict.level, verdict.code) == (Level.CRITICAL, "not_delivering")
+    assert "6 due for 'default', and a destination accepts none (the queue is full)." in verdict.sentence
+    delivered(using, 3)
+    verdict = read_status(using).verdicts[0]
+    assert (verdict.level, verdict.code) == (Level.WARNING, "behind")
+    assert "behind: 6 due, and a destination accepts none (the queue is full)." in verdict.sentence
+
+
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
 def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
     paused, tried, by_operator = put(3, using, keys=keys)
     change(using, [paused, tried], available_at=HELD_BY_PAUSE)
@@ -327,7 +347,7 @@ def test_relays_that_missed_two_reports_are_one_warning_that_names_them_and_thei
     verdict, *others = read_status(using).verdicts
     assert (verdict.level, verdict.code, verdict.publisher) == (Level.WARNING, "not_reporting", "")
     sentence = (
-        rf"2 of {living + 2} relays \(a, b\) have not reported for up to [45]\d s: {due} due for 'default', 'audit'\."
+        rf"2 relays of {living + 2} \(a, b\) have not reported for up to [45]\d s: {due} due for 'default', 'audit'\."
     )
     assert re.fullmatch(sentence, verdict.sentence)
     assert others == []
@@ -346,7 +366,7 @@ def test_relays_that_are_lost_are_in_the_verdict_that_nothing_is_delivered(using
 def test_the_names_of_many_relays_are_cut(using: str):
     for number in range(5):
         report(using, 30, f"relay-{number}")
-    assert "5 of 5 relays (relay-" in read_status(using).verdict.sentence
+    assert "5 relays of 5 (relay-" in read_status(using).verdict.sentence
     assert read_status(using).verdict.sentence.count("relay-") == 3
     assert ", …) have" in read_status(using).verdict.sentence
 
