@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -50,7 +51,7 @@ def test_failed_messages_are_a_warning_and_exit_1(using: str):
     assert output.splitlines()[:3] == [
         "WARNING: 1 message failed.",
         "WARNING: 1 key is blocked: 2 waiting behind 'order-7'.",
-        "OK: Nothing is due. No relay has been seen lately.",
+        "",
     ]
     assert re.search(rf"order-7 +default +t \(id {first.pk}\) +failed", output)
 
@@ -75,6 +76,18 @@ def test_late_messages_are_critical_and_exit_2_unless_an_argument_allows_their_a
     assert (code, output.splitlines()[0]) == (2, expected)
     assert run(using, "--verbosity", "0") == (2, "")
     assert run(using, "--max-age", "3600")[0] == 1
+
+
+def test_publishers_of_one_broker_share_the_reason_of_their_outage(using: str, settings: Any):
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    settings.OUTBOX = {"PUBLISHERS": {"default": memory, "mail": memory}}
+    since = read_clock(using) - datetime.timedelta(seconds=30)
+    unavailable = {"state": "open", "reason": "connection refused", "since": since.timestamp()}
+    publishers = {"default": unavailable, "mail": unavailable}
+    Heartbeat.objects.using(using).create(relay="a:1", host="a", pid=1, mode="run", workers=2, publishers=publishers)
+    first, second = run(using)[1].splitlines()[:2]
+    assert re.search(r"'default' .+ \(connection refused\): 0 due\.$", first)
+    assert re.search(r"'mail' .+ for \d+ s: 0 due\.$", second)
 
 
 def test_json_has_all_figures(using: str):

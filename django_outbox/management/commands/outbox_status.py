@@ -80,8 +80,13 @@ class Command(OutboxCommand):
 
     def _print(self, figures: Status) -> None:
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
+        reasons = {""}
         for verdict in figures.verdicts:
-            self.write_line(f"{verdict.level.name}: {verdict.sentence}", styles[verdict.level])
+            if verdict.level or not figures.level:
+                # Several publishers of one broker have the same reason.
+                sentence = verdict.headline if verdict.reason in reasons else verdict.sentence
+                self.write_line(f"{verdict.level.name}: {sentence}", styles[verdict.level])
+                reasons.add(verdict.reason)
         for title, rows in _tables(figures):
             self.write_line()
             self.write_line(title)
