@@ -225,7 +225,8 @@ def _find_lost(publisher: PublisherStatus, status: Status) -> list[RelayStatus]:
     """
     relays = [each for each in status.relays if publisher.alias in each.publishers]
     started = [each.started_at for each in relays if each.mode == "run"]
-    is_served = any(each.alive or (each.mode != "run" and each.seconds_since_seen <= MAX_SILENCE) for each in relays)
+    drains = (each for each in relays if each.mode != "run")
+    is_served = publisher.relays or any(each.seconds_since_seen <= MAX_SILENCE for each in drains)
     lost = []
     for relay in relays:
         if relay.state != NOT_SEEN:
