@@ -228,7 +228,7 @@ class MessageList(ChangeList):
 
     @property
     def _more(self) -> bool:
-        return not (self.looked_through_all or self.wanted or self.query)
+        return self.result_count > 0 and not (self.looked_through_all or self.query)
 
     @property
     def note(self) -> str:
@@ -256,6 +256,8 @@ class MessageList(ChangeList):
     def empty_text(self) -> str:
         if self.query:
             return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
-        if self.wanted or not self.looked_through_all:
+        if not self.looked_through_all:
+            return _("No message that was read matches the filters.")
+        if self.wanted:
             return _("No message matches the filters.")
         return _("There are no messages.")
