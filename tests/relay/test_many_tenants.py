@@ -107,6 +107,19 @@ def test_a_schema_without_the_table_does_not_stop_the_others(manage: Project):
     assert relay.output.count("Schema 't1' is unavailable") == 1
 
 
+@pytest.fixture
+def ordinary(manage: Project) -> Iterator[None]:
+    """Relays have the rights of the test's login without being a superuser, which no missing right stops."""
+    role = f"{manage.database.name}_ordinary"
+    if manage.sql("SELECT rolname FROM pg_roles WHERE rolname = CURRENT_USER AND rolsuper"):
+        manage.sql(f"CREATE ROLE {role} IN ROLE CURRENT_USER")
+        manage.environment["PGOPTIONS"] = f"-c role={role}"
+    yield
+    if manage.environment.pop("PGOPTIONS", ""):
+        manage.sql(f"DROP ROLE {role}")
+
+
+@pytest.mark.usefixtures("ordinary")
 def test_a_missing_right_names_its_schema_and_does_not_stop_the_others(manage: Project):
     manage.sql(f"REVOKE UPDATE ON t1.{TABLE} FROM CURRENT_USER")
     try:
