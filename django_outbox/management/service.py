@@ -20,6 +20,7 @@ from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.stop_signals import StopSignals
 from django_outbox.stores.schema import REQUIRED, describe_database, describe_missing_schema
 from django_outbox.utils.text import counted, escape
+from django_outbox.utils.threads import unrecorded
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -76,7 +77,7 @@ class ServiceCommand(OutboxCommand):
         log = shown_log(options["verbosity"]) if until_exit else nullcontext()
         # The system checks run within it, so that a signal stops them, too.
         self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit, unfinished=self.unfinished)
-        with self.signals, log:
+        with self.signals, log, unrecorded():
             try:
                 return super().execute(*args, **options)
             finally:

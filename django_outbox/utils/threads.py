@@ -77,22 +77,33 @@ def like_caller(work: Callable[[], object]) -> Callable[[], None]:
     """Return a function for a thread, whose connections begin with the tenants of the calling thread.
 
     The connections of a new thread begin in the public schema if the engine has a schema for each tenant, as
-    django-tenants' has. OpenTelemetry's instrumentations record nothing in the thread: each of its statements and
-    requests would be a trace.
+    django-tenants' has.
     """
     opened: list[Any] = [each for each in connections.all(initialized_only=True) if hasattr(each, "set_tenant")]
     chosen = {each.alias: (each.tenant, each.include_public_schema) for each in opened}
 
     def run() -> None:
-        if "opentelemetry.context" in sys.modules:
-            # Another thread may not have finished the import.
-            context = import_module("opentelemetry.context")
-            context.attach(context.set_value("suppress_instrumentation", True))
-        for alias, tenant in chosen.items():
-            connections[alias].set_tenant(*tenant)  # type: ignore[attr-defined]
-        work()
+        with unrecorded():
+            for alias, tenant in chosen.items():
+                connections[alias].set_tenant(*tenant)  # type: ignore[attr-defined]
+            work()
 
     return run
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Let OpenTelemetry's instrumentations record nothing: each statement and request would be a trace."""
+    if "opentelemetry.context" not in sys.modules:
+        yield
+        return
+    # Another thread may not have finished the import.
+    context = import_module("opentelemetry.context")
+    token = context.attach(context.set_value("suppress_instrumentation", True))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
 from opentelemetry import trace
 from opentelemetry.instrumentation.logging import LoggingInstrumentor
 from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_outbox import enqueue
 from django_outbox.management.service import shown_log
@@ -95,6 +97,13 @@ def test_a_relay_writes_its_log_if_its_only_handler_exports_it(
     with shown_log(1):
         logging.getLogger("django_outbox").info("Relay started")
     assert "INFO Relay started" in capsys.readouterr().err
+
+
+def test_the_statements_of_a_command_are_not_traces(instrument: Callable[..., None], spans: InMemorySpanExporter):
+    connections[USING].close()
+    instrument(PsycopgInstrumentor())
+    call_command("run_outbox", "--drain", "--database", USING)
+    assert spans.get_finished_spans() == ()
 
 
 @pytest.mark.parametrize("source", ["table", "snapshot"])
