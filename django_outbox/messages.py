@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from zlib import crc32
 
 __all__ = [
     "ACCEPTED",
@@ -35,11 +36,21 @@ def is_reserved(header: str) -> bool:
 REDELIVERED_AT = "outbox-redelivered-at"
 """The header of a message that an operator has delivered again: the time at which that was requested."""
 
+FAILED_AT_PUBLISHER = "outbox-publisher"
+"""The header of a dead-letter copy: the alias of the publisher for which the message has failed."""
+
 
 def delivery_id(message_id: str, headers: Mapping[str, Any]) -> str:
-    """Return the ID by which a broker recognizes a message that it has stored, unless it is delivered again."""
-    requested_at = headers.get(REDELIVERED_AT)
-    return f"{message_id}:{requested_at}" if requested_at else message_id
+    """Return the ID by which a broker recognizes a message that it has stored.
+
+    It differs if the message is delivered again, and for the dead-letter copy from each publisher. An alias may have
+    characters that the ID may not have.
+    """
+    if requested_at := headers.get(REDELIVERED_AT):
+        message_id = f"{message_id}:{requested_at}"
+    if publisher := headers.get(FAILED_AT_PUBLISHER):
+        message_id = f"{message_id}:{crc32(ascii(publisher).encode()):08x}"
+    return message_id
 
 
 DJANGO_TASK = "django.task"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.messages import ACCEPTED, FAILED_AT_PUBLISHER, Message, Outcome
 from django_outbox.utils.logs import logger
 from django_outbox.utils.text import counted, describe, one_line, some_ids
 
@@ -68,7 +68,7 @@ def _copy(message: Message, outcome: Outcome, publisher_alias: str, failed_at: s
         "outbox-error": one_line(outcome.error, MAX_HEADER_ERROR_LENGTH),
         "outbox-error-class": one_line(outcome.error_class, MAX_HEADER_ERROR_LENGTH),
         "outbox-attempts": message.attempts + 1,
-        "outbox-publisher": publisher_alias,
+        FAILED_AT_PUBLISHER: publisher_alias,
         "outbox-failed-at": failed_at,
     }
     return message._replace(headers={**message.headers, **reason})

@@ -69,9 +69,10 @@ def test_a_fifo_queue_keeps_messages_of_a_key_in_order_and_drops_those_that_are_
         payloads = [b"1", b"2" * subject.largest, b"3"]
         messages = subject.messages(*payloads, key="order-1")
         again = messages[0]._replace(headers=AGAIN)
-        for message in (*messages, *messages, again, again):
+        dead = messages[0]._replace(headers={**AGAIN, "outbox-publisher": "größe" * 12})
+        for message in (*messages, *messages, again, again, dead, dead):
             assert publisher.publish([message]) == [ACCEPTED]
-        assert [each.body for each in subject.received()] == [*payloads, b"1"]
+        assert [each.body for each in subject.received()] == [*payloads, b"1", b"1"]
 
 
 # Topics

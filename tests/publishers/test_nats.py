@@ -74,6 +74,15 @@ def test_a_batch_beyond_the_window_is_delivered(nats: Nats, make_jetstream: Make
     assert [each.data for each in nats.take(stream)] == [each.payload for each in messages]
 
 
+def test_the_dead_letter_copy_from_each_publisher_is_stored_once(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    message = make_message(stream)
+    copies = [message._replace(headers={"outbox-publisher": alias}) for alias in ("a", "b")]
+    for each in (*copies, message, *copies):
+        assert make_jetstream().publish([each]) == [ACCEPTED]
+    assert nats.count(stream) == 3
+
+
 # CloudEvents
 
 

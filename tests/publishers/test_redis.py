@@ -121,14 +121,22 @@ def encode(message: Message, max_length: int | None = None, producer: str = "") 
     return arguments
 
 
-@pytest.mark.parametrize("headers", [{}, AGAIN])
+@pytest.mark.parametrize(
+    ("headers", "suffix"),
+    [
+        ({}, ""),
+        (AGAIN, ":2026-05-31T08:30:00.123456Z"),
+        ({"outbox-publisher": "a"}, ":1baf66fa"),
+        ({**AGAIN, "outbox-publisher": "größe"}, ":2026-05-31T08:30:00.123456Z:f9e9c508"),
+    ],
+)
 @pytest.mark.parametrize("max_length", [None, 100])
-def test_redis_recognizes_a_message_by_its_id_and_the_time_at_which_it_was_requested_again(headers, max_length):
+def test_redis_recognizes_a_message_by_its_id_a_request_and_the_publisher_that_failed(headers, suffix, max_length):
     message = make_message("größe", key="order-7", headers=headers)
     without, arguments = encode(message, max_length), encode(message, max_length, "shop")
     place = without.index("*")
-    id = ":".join([message.message_id, *headers.values()])
-    assert arguments == [*without[:place], "IDMP", f"shop-{message.message_id[-2:]}", id, *without[place:]]
+    producer, id = f"shop-{message.message_id[-2:]}", f"{message.message_id}{suffix}"
+    assert arguments == [*without[:place], "IDMP", producer, id, *without[place:]]
 
 
 class TestDeduplicate:
@@ -160,6 +168,12 @@ class TestDeduplicate:
         assert copy.publish([message]) == make().publish([message]) == [ACCEPTED]
         copy.close()
         assert client.xlen(stream) == 2
+
+    def test_the_dead_letter_copy_from_each_publisher_is_stored_once(self, client, stream, make):
+        message = make_message(stream)
+        copies = [message._replace(headers={"outbox-publisher": alias}) for alias in ("a", "b")]
+        assert make().publish([*copies, message, *copies]) == [ACCEPTED] * 5
+        assert client.xlen(stream) == 3
 
 
 @pytest.mark.parametrize("version", ["redis 8.6.1", "redis 7.0.15", "valkey 9.1.2"])
