@@ -1,6 +1,7 @@
 """`outbox_debezium`: the connector and the SQL that it prints. tests/stacks/test_debezium.py runs them."""
 
 import json
+import re
 from io import StringIO
 from typing import Any
 
@@ -49,11 +50,31 @@ def test_the_connector_has_the_address_of_the_database_and_no_password(settings:
 def test_the_sql_publishes_inserted_messages_of_one_publisher(settings: Any):
     configure(settings, "it's-kafka")
     publication, slot = run("--sql", "--publisher=it's-kafka")[0].splitlines()
-    table = "public.django_outbox_outboxmessage WHERE (publisher = 'it''s-kafka')"
-    assert publication == f"CREATE PUBLICATION outbox_it_s_kafka FOR TABLE {table} WITH (publish = 'insert');"
-    assert slot == "SELECT pg_create_logical_replication_slot('outbox_it_s_kafka', 'pgoutput');"
+    table = "public.django_outbox_outboxmessage WHERE (publisher = 'it''s-kafka' AND failed_at IS NULL)"
+    name = "outbox_it_s_kafka_6ba8e00e"
+    assert publication == f"CREATE PUBLICATION {name} FOR TABLE {table} WITH (publish = 'insert');"
+    assert slot == f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput');"
     with connections["postgresql"].cursor() as cursor:
         cursor.execute(publication)
+
+
+def test_each_publisher_has_a_slot_with_a_valid_name(settings: Any):
+    names = []
+    for alias in ("a_b", "a-b", "A_b", "k" * 56, "k" * 57, "k" * 63):
+        configure(settings, alias)
+        names.append(json.loads(run(f"--publisher={alias}")[0])["name"])
+    assert names[0] == "outbox_a_b"
+    assert len(set(names)) == 6
+    assert all(re.fullmatch("outbox_[a-z0-9_]{1,56}", name) for name in names)
+
+
+def test_the_connector_encrypts_its_connection_to_the_database_as_django_does(settings: Any, monkeypatch: Any):
+    configure(settings)
+    options = {"sslmode": "verify-full", "sslrootcert": "/ca.pem", "sslpassword": "hunter2"}
+    monkeypatch.setitem(connections["postgresql"].settings_dict, "OPTIONS", options)
+    config = json.loads(run()[0])["config"]
+    found = {name: value for name, value in config.items() if "ssl" in name}
+    assert found == {"database.sslmode": "verify-full", "database.sslrootcert": "/ca.pem"}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +102,7 @@ def test_the_route_follows_the_option_topic(settings: Any, topic: str, flag: str
         ({"topic": "{type}.{key}"}, "from more than one column"),
         ({"format": "cloudevents", "source": "/shop"}, "empty attributes, which CloudEvents do not allow"),
         ({"config": {**SERVERS, "partitioner": "consistent"}}, "partitions by murmur2"),
+        ({"config": {**SERVERS, "topic.partitioner": "consistent"}}, "partitions by murmur2"),
     ],
 )
 def test_what_debezium_cannot_do_is_refused(settings: Any, options: dict[str, Any], reason: str):

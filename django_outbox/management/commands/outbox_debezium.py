@@ -4,6 +4,7 @@ import json
 import re
 import string
 from typing import Any
+from zlib import crc32
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
@@ -15,7 +16,9 @@ from django_outbox.models import OutboxMessage
 from django_outbox.stores.wal import FIND_NAME
 
 TABLE = OutboxMessage._meta.db_table
+TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 TEXT = "org.apache.kafka.connect.storage.StringConverter"
+PARTITIONERS = ("partitioner", "topic.partitioner")
 
 CONFIG = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -79,19 +82,20 @@ class Command(OutboxCommand):
         store = get_store(self.get_database(options), all_schemas=True)
         connection: Any = store.connection
         connection.ensure_connection()
-        name = f"outbox_{re.sub('[^a-z0-9_]', '_', alias.lower())}"
+        name = name_slot(alias)
         if options["sql"]:
             if hasattr(connection, "set_tenant"):
                 tables = [f"{connection.ops.quote_name(schema)}.{TABLE}" for schema in sorted(store.find_schemas())]
             else:
                 tables = [table for (table,) in store.fetch(FIND_NAME)]
-            condition = "WHERE (publisher = '{}')".format(alias.replace("'", "''"))
+            # Messages can be restored as failed.
+            condition = "WHERE (publisher = '{}' AND failed_at IS NULL)".format(alias.replace("'", "''"))
             listed = ", ".join(f"{table} {condition}" for table in tables)
             # Relays update messages, and the purge deletes them.
             self.stdout.write(f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish = 'insert');")
             self.stdout.write(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput');")
             return
-        info = connection.connection.info
+        info, tls = connection.connection.info, connection.settings_dict["OPTIONS"]
         config = {
             # Debezium has no Unix sockets.
             "database.hostname": "localhost" if info.host.startswith("/") else info.host,
@@ -99,6 +103,7 @@ class Command(OutboxCommand):
             "database.dbname": info.dbname,
             "database.user": info.user,
             "database.password": "${env:OUTBOX_DATABASE_PASSWORD}",
+            **{f"database.{name}": str(tls[name]) for name in TLS if name in tls},
             **dict.fromkeys(("topic.prefix", "slot.name", "publication.name"), name),
             **CONFIG,
             **make_route(publisher.topic, options["route_by"]),
@@ -107,6 +112,14 @@ class Command(OutboxCommand):
         self.stdout.write(json.dumps({"name": name, "config": config}, indent=2))
         names = ", ".join(sorted(publisher.config.keys() - {"message.max.bytes"}))
         self.stderr.write(f"Set in Kafka Connect what these options of the publisher set: {names}.")
+
+
+def name_slot(alias: str) -> str:
+    """Return the name of a publisher's slot, which no other publisher has: 63 of a to z, 0 to 9 and _ at most."""
+    name = f"outbox_{alias}"
+    if re.fullmatch("[a-z0-9_]{1,63}", name):
+        return name
+    return f"{re.sub('[^a-z0-9_]', '_', name.lower())[:54]}_{crc32(alias.encode()):08x}"
 
 
 def find_publisher(alias: str) -> Any:
@@ -120,7 +133,7 @@ def find_publisher(alias: str) -> Any:
         reason = f"it is a {name}, and Debezium delivers as a KafkaPublisher does"
     elif publisher.format != "plain":
         reason = "Debezium sends empty attributes, which CloudEvents do not allow"
-    elif not publisher._config["partitioner"].startswith("murmur2"):
+    elif not all(publisher._config.get(name, "murmur2").startswith("murmur2") for name in PARTITIONERS):
         reason = "Kafka Connect chooses partitions by murmur2, not by its option partitioner"
     else:
         return publisher
