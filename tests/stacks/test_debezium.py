@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from django.conf import settings
 from django.utils.dateparse import parse_datetime
+from psycopg.errors import NoDataFound, QueryCanceled
 
 from tests.faults.servers import PostgreSQL
 from tests.stacks.support import CHECKOUT, Project
@@ -112,10 +113,11 @@ def connector(printed: str) -> dict[str, Any]:
     return found
 
 
-def settle(database: Database) -> None:
+def settle(database: Database, timeout: str = "4min") -> None:
     """Run the SQL of the page that marks what Debezium has delivered."""
     (statements,) = re.findall(r"```postgresql\n(BEGIN ISOLATION LEVEL.*?)```", PAGE, re.DOTALL)
-    database.rows(statements)
+    assert "'4min'" in statements
+    database.rows(statements.replace("'4min'", f"'{timeout}'"))
 
 
 def read(servers: Servers, topic: str) -> list[tuple[bytes | None, bytes | None, Headers]]:
@@ -210,6 +212,70 @@ def test_updates_and_deletes_are_not_delivered(servers: Servers, project: Projec
     assert read(servers, "changes")[-1][1] == b'"last"'
 
 
+def test_messages_that_are_requeued_or_delivered_again_are_left_to_a_drain(
+    servers: Servers, project: Project, database: Database
+):
+    project.configure(publish_to(servers, "again"))
+    prepare(database, project.manage("outbox_debezium", "--sql"))
+    servers.worker.create(connector(project.manage("outbox_debezium")))
+    project.execute(ENQUEUE)
+    messages = "from django_outbox import OutboxMessage; OutboxMessage.objects.filter(publisher='default')"
+    project.execute(f"{messages}.filter(key__endswith=1).cancel()")
+    settle(database)
+    assert database.count("processed_at IS NOT NULL") == 8
+    project.execute(f"{messages}.requeue()")
+    project.execute(f"{messages}.filter(key__endswith=2).deliver_again()")
+    settle(database)
+    assert database.count("processed_at IS NOT NULL") == 7
+    assert "2 delivered" in project.manage("run_outbox", "--drain", "--publisher=default")
+    keys = sorted(key or b"" for key, _, _ in read(servers, "again"))
+    assert len(keys) == 11
+    assert {key.decode() for key in keys if keys.count(key) == 2} == {"key-é-1", "key-é-2"}
+
+
+def test_while_debezium_is_down_settling_ends_and_changes_nothing(
+    servers: Servers, project: Project, database: Database
+):
+    project.configure(publish_to(servers, "down"))
+    prepare(database, project.manage("outbox_debezium", "--sql"))
+    project.execute(ENQUEUE)
+    with pytest.raises(QueryCanceled):
+        settle(database, "2s")
+    assert database.count("processed_at IS NOT NULL") == 0
+
+
+def test_after_the_loss_of_the_slot_a_drain_delivers_what_debezium_has_not(
+    servers: Servers, project: Project, database: Database
+):
+    project.configure(publish_to(servers, "lost"))
+    publication, slot = project.manage("outbox_debezium", "--sql").strip().split("\n")
+    database.rows(publication)
+    database.rows(slot)
+    printed = connector(project.manage("outbox_debezium"))
+    servers.worker.create(printed)
+    project.execute(ENQUEUE)
+    eventually(lambda: len(read(servers, "lost")) == 9)
+    settle(database)
+
+    servers.worker.stop(NAME)
+    eventually(lambda: database.count("NOT active", "pg_replication_slots"))
+    database.rows(f"SELECT pg_drop_replication_slot('{NAME}')")
+    project.execute(ENQUEUE)
+    servers.worker.call("PUT", f"/connectors/{NAME}/resume")
+    eventually(lambda: servers.worker.states(NAME) == ["RUNNING", "FAILED"], seconds=60)
+    with pytest.raises(NoDataFound):
+        settle(database)
+
+    servers.worker.remove(NAME)
+    database.rows(slot)
+    assert "9 delivered" in project.manage("run_outbox", "--drain", "--publisher=default")
+    servers.worker.create(printed)
+    project.execute(ENQUEUE)
+    eventually(lambda: len(read(servers, "lost")) == 27)
+    settle(database)
+    assert database.count("processed_at IS NOT NULL") == 27
+
+
 def test_messages_of_all_tenants_are_delivered(servers: Servers, tmp_path: Path):
     with tenants.project(tmp_path, "TENANT_APPS") as project, cleaned(servers):
         configured = tmp_path / "tenants_project.py"
@@ -235,7 +301,7 @@ def test_messages_of_all_tenants_are_delivered(servers: Servers, tmp_path: Path)
             "from customers.models import Client\nfrom django.db import connection\n"
             "Client.objects.create(schema_name='t3')\n"
         )
-        table = f"t3.{tenants.TABLE} WHERE (publisher = 'default')"
+        table = f"t3.{tenants.TABLE} WHERE (publisher = 'default' AND failed_at IS NULL)"
         project.database.rows(f"ALTER PUBLICATION {NAME} ADD TABLE {table}")
         enqueue("t3")
         eventually(lambda: {value for _, value, _ in read(servers, "tenants")} == {b'"t1"', b'"t2"', b'"t3"'})
