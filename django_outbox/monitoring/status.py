@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections, router
 from django.db.models import Count as CountRows
-from django.db.models import Max, Min, Q, Sum
+from django.db.models import F, Max, Min, Q, Sum
 from django.db.models.functions import Left
 
 from django_outbox.conf import get_settings
@@ -99,6 +99,10 @@ MAX_COUNT = 100_000
 MAX_ROWS = 10_000
 """Maximum number of rows of the table that one count reads, because they cost more than entries of an index."""
 
+MAX_OLDEST = 100
+"""Maximum number of due messages, and of due heads, among which one that was set aside is looked for, the oldest first.
+It is due for a moment when its wait has ended."""
+
 MAX_FAILURES = 10_000
 """Maximum number of failed messages that are read and grouped by their error, the newest first."""
 
@@ -117,6 +121,11 @@ ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 SET_ASIDE = Q(attempts=0, last_error_at__isnull=False)
 """A message that waits because its destination accepts none. It is not to blame, and counts as due."""
 
+LATELY_SET_ASIDE = SET_ASIDE & Q(
+    history__isnull=True, available_at__lte=F("last_error_at") + datetime.timedelta(minutes=1)
+)
+"""The same for a message that is due because its wait has ended, and not because an operator requeued it."""
+
 Tally = dict[tuple[str, str, str], tuple[Count, Count]]
 """The numbers of failed messages and of those that block their key, by publisher, error class and type."""
 
@@ -128,8 +137,8 @@ class HeadFigures:
     """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not.
 
     Args:
-        set_aside: the heads that count as due because their destination accepts none.
-        reason: the error of the oldest of them.
+        set_aside: the heads that count as due although they wait, because their destination accepts none.
+        reason: the error of the oldest head that was set aside.
     """
 
     complete: bool = True
@@ -475,8 +484,9 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
 
 def read_heads(using: str, publisher: str) -> HeadFigures:
     heads, complete = _list_heads(using, publisher)
+    due = {head.id for head in heads if head.is_due}
     deferred = list(_find_deferred(using, heads))
-    retrying = {each.id for each in deferred if each.attempts}
+    retrying = {each.id for each in deferred if each.attempts and each.id not in due}
     set_aside = {each.id: each for each in deferred if not each.attempts and each.first_error_at}
     heads = [
         head._replace(available_at=set_aside[head.id].first_error_at, is_due=True) if head.id in set_aside else head
@@ -490,7 +500,7 @@ def read_heads(using: str, publisher: str) -> HeadFigures:
     more = not complete
     return HeadFigures(
         complete=complete,
-        set_aside=len(set_aside),
+        set_aside=len(set_aside.keys() - due),
         reason=first_line(oldest.error) if oldest else "",
         retrying=Count(len(retrying), more),
         waiting=Count(sum(head.due for head in heads if not head.is_due), more),
@@ -520,11 +530,17 @@ def _list_heads(using: str, publisher: str, now: datetime.datetime | None = None
 
 
 def _find_deferred(using: str, heads: Iterable[Head]) -> Iterator[Deferred]:
-    later = [head.id for head in heads if not head.is_due and head.available_at and head.available_at < HELD_BY_PAUSE]
-    messages = OutboxMessage.objects.using(using).filter(Q(attempts__gt=0) | SET_ASIDE).order_by("pk")
-    for ids in batches(later):
-        found = messages.filter(pk__in=ids).values_list("pk", "attempts", "first_error_at", ERROR_START)
-        yield from starmap(Deferred, found)
+    """Find the heads that wait after an attempt, and those that did so until lately."""
+    waiting = [head for head in heads if head.available_at and head.available_at < HELD_BY_PAUSE]
+    waiting.sort(key=attrgetter("available_at"))
+    later = [head.id for head in waiting if not head.is_due]
+    due = [head.id for head in waiting if head.is_due][:MAX_OLDEST]
+    messages = OutboxMessage.objects.using(using).order_by("pk")
+    for ids, condition in ((later, Q(attempts__gt=0) | SET_ASIDE), (due, LATELY_SET_ASIDE)):
+        for part in batches(ids):
+            found = messages.filter(condition, pk__in=part)
+            fields = found.values_list("pk", "attempts", "first_error_at", ERROR_START)
+            yield from starmap(Deferred, fields)
 
 
 def _undelivered(messages: OutboxMessageQuerySet) -> OutboxMessageQuerySet:
@@ -581,14 +597,10 @@ def read_queue(
     unkeyed_held = _count(unkeyed.filter(held), MAX_COUNT, all=Q())["all"]
     unkeyed_later = unkeyed.filter(available_at__gt=DatabaseNow(), available_at__lt=HELD_BY_PAUSE)
     later = _count(unkeyed_later, MAX_ROWS, all=Q(), tried=Q(attempts__gt=0), set_aside=SET_ASIDE)
-    since, reason = None, heads.reason
+    aside = [_find_oldest_aside(unkeyed.filter(due)[:MAX_OLDEST], LATELY_SET_ASIDE)]
     if later["set_aside"].number:
-        since, error = (
-            unkeyed_later[:MAX_ROWS]
-            .aggregate(since=Min("first_error_at", filter=SET_ASIDE), error=Max(ERROR_START, filter=SET_ASIDE))
-            .values()
-        )
-        reason = reason or first_line(error)
+        aside.append(_find_oldest_aside(unkeyed_later[:MAX_ROWS], SET_ASIDE))
+    since, error = min((each for each in aside if each[0]), default=(None, ""))
     set_aside = later["set_aside"] + Count(heads.set_aside)
     keyed = _count_keyed(messages, due=due, held=held)
     retrying = later["tried"] + heads.retrying
@@ -608,8 +620,14 @@ def read_queue(
         retrying=retrying,
         delayed=later["all"] + keyed["all"] - keyed["due"] - keyed["held"] - retrying - set_aside,
         held=unkeyed_held + keyed["held"],
-        not_accepted=reason,
+        not_accepted=heads.reason or first_line(error),
     )
+
+
+def _find_oldest_aside(messages: OutboxMessageQuerySet, condition: Q) -> tuple[Any, Any]:
+    """Return since when the first of these messages was set aside, and an error; None twice if none was."""
+    found = messages.aggregate(since=Min("first_error_at", filter=condition), error=Max(ERROR_START, filter=condition))
+    return found["since"], found["error"]
 
 
 def count_held(pause: Pause) -> Count:

@@ -138,6 +138,22 @@ def test_messages_for_a_destination_that_accepts_none_are_due_since_it_refused_t
 
 
 @pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_a_message_that_was_set_aside_is_not_new_when_its_wait_has_ended(using: str, keys: int):
+    now = read_clock(using)
+    refused = put(3, using, keys=keys)
+    failed_at = {"first_error_at": now - minutes(2), "last_error_at": now}
+    change(using, refused, available_at=now, error="the queue is full.", **failed_at)
+    found = figures(using)
+    assert (found.due, found.not_accepted) == (Count(3), "the queue is full.")
+    assert found.oldest_due == pytest.approx(120, abs=30)
+    # An operator requeues messages that had failed two minutes before.
+    change(using, refused, last_error_at=now - minutes(2), history=[{"error": "the queue is full."}])
+    found = figures(using)
+    assert (found.due, found.not_accepted) == (Count(3), "")
+    assert found.oldest_due == pytest.approx(0, abs=30)
+
+
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
 def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
     paused, tried, by_operator = put(3, using, keys=keys)
     change(using, [paused, tried], available_at=HELD_BY_PAUSE)
