@@ -71,7 +71,9 @@ GAUGES = (
         lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.verdicts],
     ),
     _publisher_gauge(
-        "due_messages", "Messages that relays can deliver now, in the order of each key.", lambda p, _: p.due.number
+        "due_messages",
+        "Messages that relays can deliver now, in the order of each key, or could if their destination accepted them.",
+        lambda p, _: p.due.number,
     ),
     _publisher_gauge(
         "oldest_due_seconds",
