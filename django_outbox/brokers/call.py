@@ -57,7 +57,7 @@ class EncodedCall(Call[M], Generic[M, E]):
         super().__init__(messages)
         self.encoded: dict[int, E] = {}
         try:
-            self.encoded |= enumerate(map(encode, messages))
+            self.encoded |= zip(range(len(messages)), map(encode, messages), strict=True)
         except (Unencodable, UnicodeEncodeError):
             self._encode_each(encode, carrier, error_class)
 
@@ -91,8 +91,9 @@ class PendingCall(EncodedCall[M, E]):
             self._note_set(1)
 
     def set_outcomes(self, indexes: Collection[int], outcome: Outcome) -> None:
-        """Set the outcome of different messages, as far as they have none."""
-        indexes = self.without_outcome(indexes)
+        """Set the outcome of messages, no index twice, as far as they have none."""
+        outcomes = self.outcomes
+        indexes = [index for index in indexes if outcomes[index] is None]
         self.set_all(indexes, outcome)
         self._note_set(len(indexes))
 

@@ -228,7 +228,8 @@ class Batch:
         elif Unreadable in map(type, rows):
             self._sort(paused)
         else:
-            self.messages = cast(Sequence[Message], rows)
+            # A publisher may change its list.
+            self.messages = [*cast(Sequence[Message], rows)]
 
     def follow(self, limit: int) -> Sequence[Message]:
         """Add the messages that arrive within a moment to a batch that was accepted, up to `limit`, and return them."""

@@ -197,8 +197,12 @@ def _joined(events: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("wire", "method"),
-    [(DeliveryWire, pika.spec.Basic.Deliver("c", 1, False, "", "k")), (ConfirmWire, pika.spec.Basic.Ack(1, True))],
-    ids=["deliveries", "confirms"],
+    [
+        (DeliveryWire, pika.spec.Basic.Deliver("c", 1, False, "", "k")),
+        (ConfirmWire, pika.spec.Basic.Ack(1, True)),
+        (ConfirmWire, pika.spec.Basic.Ack(1, False)),
+    ],
+    ids=["deliveries", "confirms", "single confirms"],
 )
 def test_pika_gets_a_heartbeat_while_it_gets_nothing_else(wire, method):
     pika_side = Pika()

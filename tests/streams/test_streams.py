@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.retention.purge import purge
@@ -116,6 +116,18 @@ def test_an_outage_leaves_the_messages_in_the_stream(scripted: Script):
     assert versions() == before
     scripted.reset()
     assert drain() == 3
+
+
+def test_a_publisher_that_empties_its_list_loses_no_message(scripted: Script, monkeypatch: pytest.MonkeyPatch):
+    ids = put(3, PG)
+
+    def consume(messages: list[Message]) -> list[Outcome]:
+        monkeypatch.undo()
+        return [retry_later("full") if messages.pop(0).id == ids[1] else ACCEPTED for _ in ids]
+
+    monkeypatch.setattr(scripted, "publish", consume)
+    drain()
+    assert ids[1] in scripted.published()
 
 
 @pytest.mark.django_db(databases=ALIASES)

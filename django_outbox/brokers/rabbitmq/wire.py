@@ -239,7 +239,7 @@ class ConfirmWire(Wire):
 
     def data_received(self, data: bytes) -> None:
         data, self._rest = self._rest + data, b""
-        # Mostly nothing else comes: a quorum queue confirms most messages one by one.
+        # Mostly nothing else comes: a quorum queue confirms most messages one by one. What follows is read as usual.
         if acks := ACKS.match(data):
             tags = [tag for (tag,) in ACKED.iter_unpack(acks[0])]
             self._on_confirm(int.from_bytes(acks[1], "big"), True, tags, False)

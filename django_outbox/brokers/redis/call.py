@@ -49,7 +49,7 @@ class RedisCall(EncodedCall[Message, bytes]):
         return reason
 
     def _reject_larger(self, limit: int) -> None:
-        if not self.encoded or max(map(len, self.encoded.values())) <= limit:
+        if max(map(len, self.encoded.values())) <= limit:
             return
         larger = [index for index in self.encoded if len(self.messages[index].payload) > limit]
         error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"

@@ -42,7 +42,7 @@ https://github.com/redis/redis/blob/8.6.3/00-RELEASENOTES."""
 class Replies:
     """Replies that are received in pieces. Each is a line, or the ID of an entry: a line behind one with its length.
 
-    Errors have their positions among the replies.
+    An ID begins with a digit, so a line that begins with `$` is a length. Errors have positions among the replies.
     """
 
     count: int = 0

@@ -516,7 +516,8 @@ class _Changes:
 
     @classmethod
     def of(cls, claim: Claim, settlement: Settlement, refused: Set[int]) -> "_Changes":
-        if not refused and not claim.mark.waiting and len(settlement.processed) == len(claim.messages):
+        if not claim.mark.waiting and len(settlement.processed) == len(claim.messages):
+            # Each message of the claim is processed once.
             return cls(None, [], Settlement())
         failed = {row.id: row.blocks_key for row in settlement.failed}
         put_off = {row.id for rows in (settlement.retried, settlement.held) for row in rows}
