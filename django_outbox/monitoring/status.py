@@ -118,12 +118,11 @@ MAX_FINGERPRINTS = 10
 ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 """The part of an error that its fingerprint is made from."""
 
-SET_ASIDE = Q(attempts=0, last_error_at__isnull=False)
-"""A message that waits because its destination accepts none. It is not to blame, and counts as due."""
+SET_ASIDE = Q(attempts=0, available_at__lte=F("last_error_at") + datetime.timedelta(minutes=1))
+"""A message that waits because its destination accepts none. It is not to blame, and counts as due. If it waits longer,
+a handler or a server has asked for that."""
 
-LATELY_SET_ASIDE = SET_ASIDE & Q(
-    history__isnull=True, available_at__lte=F("last_error_at") + datetime.timedelta(minutes=1)
-)
+LATELY_SET_ASIDE = SET_ASIDE & Q(history__isnull=True)
 """The same for a message that is due because its wait has ended, and not because an operator requeued it."""
 
 Tally = dict[tuple[str, str, str], tuple[Count, Count]]
@@ -601,7 +600,8 @@ def read_queue(
     if later["set_aside"].number:
         aside.append(_find_oldest_aside(unkeyed_later[:MAX_ROWS], SET_ASIDE))
     since, error = min((each for each in aside if each[0]), default=(None, ""))
-    set_aside = later["set_aside"] + Count(heads.set_aside)
+    # They are among the first of those that wait: if none was read, there is none.
+    set_aside = (later["set_aside"] if later["set_aside"].number else NONE) + Count(heads.set_aside)
     keyed = _count_keyed(messages, due=due, held=held)
     retrying = later["tried"] + heads.retrying
     keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_messages_for_a_destination_that_accepts_none_are_due_since_it_refused_t
     verdict = read_status(using).verdicts[0]
     assert (verdict.level, verdict.code) == (Level.WARNING, "behind")
     assert "behind: 6 due, and a destination accepts none (the queue is full)." in verdict.sentence
+
+
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_a_message_whose_handler_asked_for_an_hour_is_delayed(using: str, keys: int):
+    now = read_clock(using)
+    ids = put(3, using, keys=keys)
+    failed_at = {"first_error_at": now - minutes(2), "last_error_at": now}
+    change(using, ids, available_at=now + minutes(60), error="the bank is closed", **failed_at)
+    found = figures(using)
+    assert (found.due, found.delayed, found.oldest_due) == (Count(), Count(3), None)
+
+
+def test_many_delayed_messages_are_not_due(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules[read_status.__module__], "MAX_ROWS", 2)
+    change(using, put(3, using), available_at=read_clock(using) + minutes(5))
+    found = figures(using)
+    assert (found.due, found.delayed, found.oldest_due) == (Count(), Count(2, more=True), None)
 
 
 @pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
