@@ -7,7 +7,7 @@ acknowledges nothing, keeps its positions in a file, and goes on from there over
 import asyncio
 
 from nats.aio.msg import Msg
-from nats.errors import Error, TimeoutError
+from nats.errors import Error
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
@@ -44,7 +44,7 @@ async def _read_stream(context: JetStreamContext, stream: str, journals: Journal
     while not journals.stopping:
         try:
             messages = await subscription.fetch(COUNT, timeout=0.2)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             continue
         last = positions[stream]
         for message in messages:
@@ -66,4 +66,4 @@ def _note(message: Msg, stream: str, journals: Journals) -> None:
 
 
 if __name__ == "__main__":
-    consume(read, (Error, TimeoutError, EOFError))
+    consume(read, (Error, asyncio.TimeoutError, EOFError))
