@@ -14,6 +14,19 @@ from tests.support.waiting import eventually
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
+CELERY = """
+from django_outbox.celery import OutboxCelery
+
+app = OutboxCelery("mysite")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+
+
+@app.task(name="send_receipt")
+def send_receipt(number):
+    return number
+"""
+"""The module `mysite.celery` of a project with a Celery app and a task."""
+
 
 def make_virtualenv(folder: Path, *packages: str, python: str = sys.executable) -> Path:
     """Create a virtualenv with this checkout and packages, such as "gunicorn==27.0.1"; return its Python.

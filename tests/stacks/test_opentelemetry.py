@@ -20,7 +20,7 @@ import pytest
 import redis
 from django.conf import settings
 
-from tests.stacks.support import Project, get
+from tests.stacks.support import CELERY, Project, get
 from tests.support.ports import free_port
 from tests.support.shop import PATIENCE, Process, broker_channel
 from tests.support.waiting import eventually
@@ -44,18 +44,6 @@ PACKAGES = (
     ),
 )
 POSTGRESQL = True
-
-CELERY = """
-from django_outbox.celery import OutboxCelery
-
-app = OutboxCelery("mysite")
-app.config_from_object("django.conf:settings", namespace="CELERY")
-
-
-@app.task(name="send_receipt")
-def send_receipt(number):
-    return number
-"""
 
 HANDLERS = """
 from django_outbox import enqueue

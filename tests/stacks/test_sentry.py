@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from tests.stacks.support import Project
+from tests.stacks.support import CELERY, Project
 from tests.support.shop import PATIENCE, broker_channel
 from tests.support.waiting import eventually
 
@@ -45,18 +45,6 @@ from django_outbox.handlers import handler
 @handler("order.created")
 def refuse(payload, message):
     raise ValueError("the shop is closed")
-"""
-
-CELERY = """
-from django_outbox.celery import OutboxCelery
-
-app = OutboxCelery("mysite")
-app.config_from_object("django.conf:settings", namespace="CELERY")
-
-
-@app.task(name="send_receipt")
-def send_receipt(number):
-    return number
 """
 
 REQUEST = """
