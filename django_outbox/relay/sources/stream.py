@@ -29,7 +29,8 @@ from django_outbox.utils.process import name_process
 from django_outbox.utils.text import describe
 
 NO_STREAM_INTERVAL = 10.0
-"""Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
+"""Seconds between two looks for the stream of a publisher that has none, or has left one that is silent: a process with
+other settings may write to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ class StreamReader:
     or waits for an earlier message of its key that is in the table.
 
     Args:
-        streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         only_from_table: whether all streamed messages are moved to the table.
         log: brings new messages before a listing would find them.
 
     Attributes:
+        streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         passed: a snapshot whose messages are delivered or in the table; empty without a stream.
         next_look: the time at which there may be something to claim.
         has_nothing: whether the last claim found nothing, or another worker has the position.
@@ -90,6 +91,7 @@ class StreamReader:
         log: LogFollower | None = None,
         limits: Limits = LIMITS,
     ) -> None:
+        self.streams = streams
         self.passed = ""
         self.next_look = 0.0
         self.has_nothing = self.goes_on = False
@@ -99,7 +101,6 @@ class StreamReader:
         self._ahead: Ahead | None = None
         self._follows_until = 0.0  # the time until which the open claim is extended
         self._room = 0  # the bytes by which it may be
-        self._streams = streams
         self._only_from_table = only_from_table
         self._log = log
         self._limits = limits
@@ -132,7 +133,11 @@ class StreamReader:
     def _shows_nothing(self) -> bool:
         """Return whether a look without a transaction shows that nothing is new, after a claim that found nothing."""
         limits, seconds = self._limits, time.monotonic() - self._found_nothing_at
-        if self._refused or not (self.has_nothing and limits.idle_after < seconds < limits.relist_after):
+        # A stream that was left rarely has anything new, whatever the table has.
+        idle_after = limits.idle_after if self.streams else 0.0
+        if self._refused or not (
+            self._has_position and self.has_nothing and idle_after < seconds < limits.relist_after
+        ):
             return False
         if not self._table.connection.get_autocommit():
             return False
@@ -330,7 +335,7 @@ class StreamReader:
     def _find_or_create_position(self, stream: Stream) -> bool:
         """Return whether there is a position, which begins now if there is anything to deliver from a stream."""
         self._learn(stream)
-        self._has_position = bool(self.passed) or self._streams or stream.has_messages()
+        self._has_position = bool(self.passed) or self.streams or stream.has_messages()
         if self._has_position and not self.passed:
             stream.create()
         return self._has_position
@@ -428,6 +433,9 @@ class StreamReader:
             if not listing.ids and not position.page:
                 self.has_nothing, self._listing, self.passed = True, None, listing.page
                 self._found_nothing_at = time.monotonic()
+                if not self.streams and stream.is_silent(self._limits.silent_after):
+                    self._has_position, self.passed = False, ""
+                    self.next_look = time.monotonic() + NO_STREAM_INTERVAL
                 return Claim([])
             self.passed = position.passed
             ids, end = self._leave_out_refused(stored, listing)[:limit], position.page_end

@@ -20,7 +20,8 @@ class StreamFirst:
         self.using = table.using
         self.table = table
         self.stream = stream
-        self._table_interval = limits.table_interval
+        # The table of a publisher that streams has only exceptions.
+        self._table_interval = limits.table_interval if stream.streams else 0.0
         # Where the stream stood at the last look at the table, the time of the next one, and whether the last claim had
         # streamed messages.
         self._passed = ""
