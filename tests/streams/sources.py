@@ -33,7 +33,7 @@ def insert(cursor: Any, payload: str = "1") -> int:
     return int(cursor.fetchone()[0])
 
 
-def new_source(using: str, *, streams: bool = True, **limits: Any) -> StreamFirst:
+def new_source(using: str, streams: bool = True, /, **limits: Any) -> StreamFirst:
     """Return a source of the default publisher, which has a stream, or has left one."""
     table, given = TableSource(using, "default", get_settings()), Limits(**limits)
     return StreamFirst(table, StreamReader(table, streams=streams, limits=given), given)

@@ -191,9 +191,10 @@ def leave_stream(silent: datetime.timedelta) -> StreamFirst:
     drain()
     with connections[PG].cursor() as cursor:
         cursor.execute(
-            "UPDATE django_outbox_streamposition SET moved_at = moved_at - %s, xid = pg_current_xact_id()", [silent]
+            "UPDATE django_outbox_streamposition SET moved_at = moved_at - %s::interval, xid = pg_current_xact_id()",
+            [str(silent)],
         )
-    source = new_source(PG, streams=False)
+    source = new_source(PG, False)
     with override_settings(OUTBOX=FROM_TABLE):
         deliver(source)
     return source
