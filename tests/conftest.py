@@ -96,9 +96,8 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 def fresh_figures() -> None:
     """Forget the figures of the previous test, which `status` would return for two seconds."""
     # The package has a function of the module's name.
-    reader = import_module("django_outbox.monitoring.status")
-    reader._cache.clear()
-    reader._tallies.clear()
+    import_module("django_outbox.monitoring.status")._cache.clear()
+    import_module("django_outbox.monitoring.failures")._tallies.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from django_outbox.admin.listing import (
 )
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, Status, StreamPosition
-from django_outbox.monitoring.status import ERROR_START
+from django_outbox.monitoring.failures import ERROR_START
 from django_outbox.stores import get_store
 from django_outbox.utils.text import fingerprint, wildcard
 

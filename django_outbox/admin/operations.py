@@ -33,8 +33,8 @@ from django_outbox.admin.locking import (
 from django_outbox.conf import get_settings
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.models.message import batches
+from django_outbox.monitoring.failures import Failure
 from django_outbox.monitoring.figures import Count
-from django_outbox.monitoring.status import Failure
 from django_outbox.retention import discard
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import escape

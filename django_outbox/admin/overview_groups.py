@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Found, Operation
 from django_outbox.models import Status
 from django_outbox.monitoring import figures
-from django_outbox.monitoring.status import Failure, group_failures, list_failures, list_waiting
+from django_outbox.monitoring.failures import Failure, group_failures, list_failures
+from django_outbox.monitoring.queues import list_waiting
 from django_outbox.stores.clock import read_clock
 from django_outbox.utils.text import fingerprint, first_line
 

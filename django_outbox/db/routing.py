@@ -1,4 +1,4 @@
-"""Routers of databases that keep the tables of models out."""
+"""What names a database, and the routers that keep the tables of models out of it."""
 
 from collections.abc import Sequence
 
@@ -29,3 +29,9 @@ def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:
         f"a router of DATABASE_ROUTERS does not allow the model {denied._meta.label} there, so migrate creates no "
         f"table. Let its allow_migrate() return True for the app {app!r} on {alias!r}. Then run {remedy}"
     )
+
+
+def database_key(using: str) -> tuple[str, ...]:
+    """Return what names a database: a test's has the alias of the project's, and each tenant may have its schema."""
+    connection = connections[using]
+    return using, str(connection.settings_dict["NAME"]), getattr(connection, "schema_name", "")

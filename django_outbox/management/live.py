@@ -15,7 +15,7 @@ from django.utils.translation import override
 from django_outbox.conf import get_settings
 from django_outbox.management.base import is_terminal
 from django_outbox.monitoring.figures import NONE, PublisherStatus
-from django_outbox.monitoring.status import read_queues
+from django_outbox.monitoring.queues import read_queues
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
 from django_outbox.utils.rates import Throttle

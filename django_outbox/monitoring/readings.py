@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils import timezone
 
+from django_outbox.db.routing import database_key
 from django_outbox.db.transactions import is_usable
 from django_outbox.models import OutboxMessage
 from django_outbox.monitoring.figures import Level, Status, Verdict
-from django_outbox.monitoring.status import database_key, status
+from django_outbox.monitoring.status import status
 from django_outbox.utils.logs import logger
 
 DATABASE_UNAVAILABLE = "database_unavailable"

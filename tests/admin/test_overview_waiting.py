@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from django_outbox.admin import operation_views, overview, overview_groups, overview_page
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
+from django_outbox.monitoring import queues
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.support.admin.overview_pages import address, confirm, finish
 from tests.support.admin.tools import put, text, url
-from tests.support.figures import reading
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -132,7 +132,7 @@ def test_the_groups_are_bounded(admin_client: Client, monkeypatch: pytest.Monkey
 
 
 def test_there_may_be_more_groups_if_not_all_keys_were_read(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(queues, "MAX_ENTRIES", 2)
     put_waiting(3, key="k", partition=1, blocks_key=True)
     assert not admin_client.get(address()).context["waiting_is_complete"]
 

@@ -23,11 +23,11 @@ from django_outbox.admin import overview_groups
 from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operation, Progress, advance
 from django_outbox.admin.overview_groups import Group, find_members
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.monitoring import queues
 from django_outbox.utils.text import fingerprint
 from tests.conftest import ALIASES, LOCKING
 from tests.support.admin.overview_figures import a_bad_night
 from tests.support.admin.tools import CHANGELIST, confirm, url
-from tests.support.figures import reading
 from tests.support.many_messages import is_sorted
 from tests.support.many_rows import TABLE
 from tests.support.routers import ROUTERS
@@ -152,7 +152,7 @@ def run_on_group(operation: Operation, group: Group, user: User) -> int:
 def test_retrying_a_group_reads_indexes_up_to_its_bound(using: str, admin_user: User, monkeypatch: pytest.MonkeyPatch):
     """Half of the pending messages wait, also those with a key, of which each is the first of its key."""
     monkeypatch.setattr(overview_groups, "MAX_WAITING", LIMIT)
-    monkeypatch.setattr(reading, "MAX_ENTRIES", LIMIT)
+    monkeypatch.setattr(queues, "MAX_ENTRIES", LIMIT)
     pending = OutboxMessage.objects.using(using).pending()
     at = timezone.now() + datetime.timedelta(hours=1)
     middle = pending.order_by("id")[15_000].pk

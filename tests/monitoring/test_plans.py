@@ -7,9 +7,9 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
+from django_outbox.monitoring import failures, queues
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
-from tests.support.figures import reading
 from tests.support.many_messages import is_sorted
 from tests.support.many_rows import TABLE
 
@@ -23,8 +23,10 @@ LIMIT = 1000
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY}}
-    for name in ("MAX_COUNT", "MAX_ROWS", "MAX_ENTRIES", "MAX_FAILURES"):
-        monkeypatch.setattr(reading, name, LIMIT)
+    for name in ("MAX_COUNT", "MAX_ROWS", "MAX_ENTRIES"):
+        monkeypatch.setattr(queues, name, LIMIT)
+    for name in ("MAX_TALLIED", "MAX_FAILURES"):
+        monkeypatch.setattr(failures, name, LIMIT)
 
 
 @pytest.mark.parametrize("using", LOCKING)

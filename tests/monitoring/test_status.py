@@ -2,7 +2,6 @@
 
 import datetime
 import re
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import HELD_BY_PAUSE, DeliveryCount, Heartbeat, OutboxMessage, Pause
-from django_outbox.monitoring import status
+from django_outbox.monitoring import failures, queues, status
 from django_outbox.monitoring.figures import Count, Level, PublisherStatus, RunningCall, Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.verdicts import judge
@@ -149,7 +148,7 @@ def test_a_message_whose_handler_asked_for_an_hour_is_delayed(using: str, keys: 
 
 
 def test_many_delayed_messages_are_not_due(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules[read_status.__module__], "MAX_ROWS", 2)
+    monkeypatch.setattr(queues, "MAX_ROWS", 2)
     change(using, put(3, using), available_at=read_clock(using) + minutes(5))
     found = figures(using)
     assert (found.due, found.delayed, found.oldest_due) == (Count(), Count(2, more=True), None)
@@ -185,19 +184,19 @@ def test_a_held_message_is_neither_delayed_nor_retrying(using: str, keys: int):
 def test_there_is_an_oldest_message_if_and_only_if_one_is_due(using: str, keys: int):
     """A relay delivers between two statements."""
     ids = put(3, using, keys=keys)
-    heads = reading.read_heads(using, "default")
+    heads = queues.read_heads(using, "default")
     messages = OutboxMessage.objects.using(using)
     messages.filter(pk__in=ids[:2]).delete()
     now = read_clock(using) + minutes(1)
-    found = reading.read_queue(using, "default", now, heads, Waiting())
+    found = queues.read_queue(using, "default", now, heads, Waiting())
     assert found.due
     assert found.oldest_due == pytest.approx(60, abs=30)
     messages.all().delete()
-    found = reading.read_queue(using, "default", now, heads, Waiting())
+    found = queues.read_queue(using, "default", now, heads, Waiting())
     assert (found.due, found.oldest_due) == (Count(), None)
-    now, heads = read_clock(using), reading.read_heads(using, "default")
+    now, heads = read_clock(using), queues.read_heads(using, "default")
     put(2, using, keys=keys)
-    found = reading.read_queue(using, "default", now, heads, Waiting())
+    found = queues.read_queue(using, "default", now, heads, Waiting())
     assert found.due
     assert found.oldest_due == 0.0
 
@@ -206,7 +205,7 @@ def test_there_is_an_oldest_message_if_and_only_if_one_is_due(using: str, keys: 
 def test_a_message_that_is_enqueued_while_figures_are_read_is_not_delayed(using: str, keys: int):
     now = read_clock(using) - minutes(1)
     put(3, using, keys=keys)
-    found = reading.read_queue(using, "default", now, reading.read_heads(using, "default"), Waiting())
+    found = queues.read_queue(using, "default", now, queues.read_heads(using, "default"), Waiting())
     assert (found.due, found.delayed) == (Count(3), Count())
 
 
@@ -224,9 +223,9 @@ def test_a_message_behind_a_failed_one_of_its_key_is_blocked_and_not_due(using: 
 
 
 def test_counts_end_at_their_limit(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "MAX_COUNT", 3)
-    monkeypatch.setattr(reading, "MAX_ROWS", 2)
-    monkeypatch.setattr(reading, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(queues, "MAX_COUNT", 3)
+    monkeypatch.setattr(queues, "MAX_ROWS", 2)
+    monkeypatch.setattr(queues, "MAX_ENTRIES", 2)
     ids = put(8, using)
     change(using, ids[:4], available_at=read_clock(using) + minutes(5))
     put(3, using, keys=3, publisher="audit")
@@ -250,7 +249,7 @@ def test_failed_messages_are_grouped_by_cause(using: str):
 
 
 def test_the_count_of_a_cause_does_not_depend_on_how_many_failed_lately(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "MAX_FAILURES", 3)
+    monkeypatch.setattr(failures, "MAX_FAILURES", 3)
     ids = [*put(6, using, keys=6), *put(3, using)]
     fail(using, ids[:6], "rabbitmq.nack", minutes_ago=5)
     fail(using, ids[6:7], "rabbitmq.nack", minutes_ago=1)
@@ -265,8 +264,8 @@ def test_the_count_of_a_cause_does_not_depend_on_how_many_failed_lately(using: s
     assert figures(using).failed == Count(9)
     fail(using, put(1, using), "rabbitmq.nack")
     assert counts() == exact, "counted once a minute"
-    reading._tallies.clear()
-    monkeypatch.setattr(reading, "MAX_COUNT", 5)
+    failures._tallies.clear()
+    monkeypatch.setattr(failures, "MAX_TALLIED", 5)
     fail(using, put(1, using), "rabbitmq.unroutable")
     assert counts() == [("rabbitmq.unroutable", "3+", "0+"), ("rabbitmq.nack", "2+", "0+")]
 
@@ -287,7 +286,7 @@ def test_failed_messages_of_different_errors_are_different_groups_with_an_exampl
 def test_failed_messages_of_many_errors_are_one_group_of_their_class_and_type(
     using: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(reading, "MAX_FINGERPRINTS", 2)
+    monkeypatch.setattr(failures, "MAX_FINGERPRINTS", 2)
     ids = put(3, using)
     fail(using, ids, "shop.Unknown")
     for id, name in zip(ids, ["Ada", "Bob", "Zoe"], strict=True):

@@ -41,7 +41,7 @@ PLACES = {
     "conf/redaction.py": {"_without_content"},
     # Left out of queries.
     "admin/changelist.py": {"MessageList"},
-    "monitoring/status.py": {"describe_blocked"},
+    "monitoring/queues.py": {"describe_blocked"},
     # Only names of headers of the trace context.
     "monitoring/tracing.py": {"OpenTelemetryTracer"},
     "tracing.py": {"_traced"},
