@@ -36,7 +36,6 @@ class Limits(ServiceLimits):
         relist_after: time after such a listing from which on the worker lists again, which checks the server.
         table_interval: time between two looks at the table of a publisher that has a stream, if the last one found
             nothing.
-        silent_after: time without a message after which a stream that the settings no longer name is hardly looked for.
         standby_interval: time between two attempts to take over a stream from another worker, which is fastest if it
             goes on; longer than the idle waits of that worker, so that one of the same relay does not try meanwhile.
         follow_pause: how long an open claim waits for the log to bring further messages.
@@ -66,7 +65,6 @@ class Limits(ServiceLimits):
     idle_after: float = 0.5
     relist_after: float = 10.0
     table_interval: float = 0.1
-    silent_after: float = 600.0
     standby_interval: float = 2.0
     follow_pause: float = 0.02
     follow_time: float = 0.05

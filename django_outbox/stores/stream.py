@@ -224,10 +224,6 @@ UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::b
 
 FIND_SERVER = f"SELECT {SERVER}"
 
-IS_SILENT = """
-SELECT moved_at < statement_timestamp() - %s * interval '1 second' FROM {positions} WHERE publisher = %s
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
@@ -317,10 +313,6 @@ class Stream:
     def has_messages(self) -> bool:
         """Return whether there are streamed messages, delivered or not."""
         return bool(self._store.fetch(FIND_MESSAGE, [self._publisher]))
-
-    def is_silent(self, seconds: float) -> bool:
-        """Return whether the position has not moved for so long."""
-        return self._store.fetch(IS_SILENT, [seconds, self._publisher]) == [(True,)]
 
     def list_new(self, position: StoredPosition, limit: int) -> Listing:
         """List at most `limit` messages from a position on.

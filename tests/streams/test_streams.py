@@ -16,7 +16,6 @@ from django_outbox.handlers import handler
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay.sources import StreamFirst
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
 from django_outbox.stores.pausing import pause, resume
@@ -185,25 +184,13 @@ def test_a_backlog_is_delivered_when_the_setting_goes_back_to_the_table(served: 
     assert_delivered_once_in_order(scripted, [*ids, *more])
 
 
-def leave_stream(silent: datetime.timedelta) -> StreamFirst:
-    """Deliver a message from the stream, and return a source for which the setting has gone back to the table."""
+def test_a_stream_that_was_left_costs_each_claim_one_statement_and_no_wait(scripted: Script):
     put(1, PG)
     drain()
-    with connections[PG].cursor() as cursor:
-        cursor.execute(
-            "UPDATE django_outbox_streamposition SET moved_at = moved_at - %s::interval, xid = pg_current_xact_id()",
-            [str(silent)],
-        )
     source = new_source(PG, False)
     with override_settings(OUTBOX=FROM_TABLE):
-        deliver(source)
-    return source
-
-
-def test_a_stream_that_was_left_costs_each_claim_one_statement_and_no_wait(scripted: Script):
-    source = leave_stream(datetime.timedelta(minutes=8))
-    with override_settings(OUTBOX=FROM_TABLE):
-        deliver(source)
+        for _ in range(2):
+            deliver(source)
         put(2, PG)
         with CaptureQueriesContext(connections[PG]) as queries:
             assert deliver(source).tally.processed == 2
@@ -211,23 +198,17 @@ def test_a_stream_that_was_left_costs_each_claim_one_statement_and_no_wait(scrip
     assert not any("streamposition" in query["sql"] for query in queries)
 
 
-def test_a_stream_that_was_left_and_is_silent_costs_nothing(scripted: Script):
-    source = leave_stream(datetime.timedelta(minutes=12))
-    with override_settings(OUTBOX=FROM_TABLE):
-        put(2, PG)
-        with CaptureQueriesContext(connections[PG]) as queries:
-            assert deliver(source).tally.processed == 2
-    assert not any("streamposition" in query["sql"] or "outbox_new" in query["sql"] for query in queries)
-
-
-def test_a_message_for_a_silent_stream_is_delivered_at_the_next_look(scripted: Script):
-    source = leave_stream(datetime.timedelta(minutes=12))
-    late = put(1, PG)
-    deliver(source)
-    assert late[0] not in scripted.published()
-    source.stream.next_look = 0.0
-    deliver(source)
-    assert scripted.published()[-1:] == late
+def test_a_source_goes_on_after_it_was_used_in_a_transaction_of_a_test(scripted: Script):
+    source = new_source(PG, False)
+    put(1, PG)
+    for _ in range(2):
+        deliver(source)
+    with transaction.atomic(using=PG), source.claim(10):
+        pass
+    put(1, PG)
+    for _ in range(2):
+        deliver(source)
+    assert len(scripted.published()) == 2
 
 
 def test_a_purge_deletes_only_delivered_messages():

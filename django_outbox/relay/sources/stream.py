@@ -29,8 +29,7 @@ from django_outbox.utils.process import name_process
 from django_outbox.utils.text import describe
 
 NO_STREAM_INTERVAL = 10.0
-"""Seconds between two looks for the stream of a publisher that has none, or has left one that is silent: a process with
-other settings may write to it."""
+"""Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,7 @@ class StreamReader:
         limits, seconds = self._limits, time.monotonic() - self._found_nothing_at
         # A stream that was left rarely has anything new, whatever the table has.
         idle_after = limits.idle_after if self.streams else 0.0
-        if self._refused or not (
-            self._has_position and self.has_nothing and idle_after < seconds < limits.relist_after
-        ):
+        if self._refused or not (self.passed and self.has_nothing and idle_after < seconds < limits.relist_after):
             return False
         if not self._table.connection.get_autocommit():
             return False
@@ -433,9 +430,6 @@ class StreamReader:
             if not listing.ids and not position.page:
                 self.has_nothing, self._listing, self.passed = True, None, listing.page
                 self._found_nothing_at = time.monotonic()
-                if not self.streams and stream.is_silent(self._limits.silent_after):
-                    self._has_position, self.passed = False, ""
-                    self.next_look = time.monotonic() + NO_STREAM_INTERVAL
                 return Claim([])
             self.passed = position.passed
             ids, end = self._leave_out_refused(stored, listing)[:limit], position.page_end
