@@ -26,6 +26,7 @@ from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS, scratch_handlers
 from tests.support.messages import put, rows, write
 from tests.support.publishers import SCRIPTED, Script
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
@@ -209,6 +210,19 @@ def test_a_source_goes_on_after_it_was_used_in_a_transaction_of_a_test(scripted:
     for _ in range(2):
         deliver(source)
     assert len(scripted.published()) == 2
+
+
+def test_a_worker_that_stands_by_leaves_wake_ups_to_the_one_that_goes_on(scripted: Script):
+    put(1, PG)
+    drain()
+    source = new_source(PG, standby_interval=0.2)
+    with open_transaction(PG) as other:
+        other.execute("SELECT FROM django_outbox_streamposition FOR UPDATE")
+        deliver(source)
+        assert source.wake_ups == {"default"}, "the other one may only have looked"
+        deliver(source)
+        assert source.wake_ups == set()
+    eventually(lambda: source.wake_ups == {"default"})
 
 
 def test_a_purge_deletes_only_delivered_messages():

@@ -197,7 +197,10 @@ class StreamReader:
     def wake_ups(self) -> frozenset[str]:
         """The names of the wake-ups that end an idle wait of its worker."""
         names = frozenset([self._table.publisher_alias])
-        return names if self._log is None else self._log.add_wake_ups(names)
+        if self._log is not None:
+            return self._log.add_wake_ups(names)
+        # A worker that stands by would take a wake-up from the one that goes on.
+        return frozenset() if self._stands_by and time.monotonic() < self.next_look else names
 
     def longest_wait(self, poll_interval: float) -> float:
         """Return the seconds that an idle worker may wait for a wake-up."""
