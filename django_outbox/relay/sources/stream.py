@@ -196,11 +196,11 @@ class StreamReader:
     @property
     def wake_ups(self) -> frozenset[str]:
         """The names of the wake-ups that end an idle wait of its worker."""
+        if self._stands_by and time.monotonic() < self.next_look:
+            # It would take a wake-up from the worker that goes on.
+            return frozenset()
         names = frozenset([self._table.publisher_alias])
-        if self._log is not None:
-            return self._log.add_wake_ups(names)
-        # A worker that stands by would take a wake-up from the one that goes on.
-        return frozenset() if self._stands_by and time.monotonic() < self.next_look else names
+        return names if self._log is None else self._log.add_wake_ups(names)
 
     def longest_wait(self, poll_interval: float) -> float:
         """Return the seconds that an idle worker may wait for a wake-up."""
